@@ -1,0 +1,112 @@
+"""Every knob of sparse self-speculation: checked on construction, and the same in code and files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+CONFIG_NAME = "pillar_config.json"
+ACCEPTANCE_RULES = ("auto", "greedy", "rejection", "gumbel")
+KERNEL_CHOICES = ("auto", "reference", "triton")
+PARITY_CHOICES = ("default", "reference")
+
+
+@dataclass(frozen=True)
+class PillarConfig:
+    """Settings of a `SelfSpeculativeGenerator`.
+
+    Attributes:
+        k: tokens drafted per round, >= 0; 0 is plain decoding.
+        s: share of the context that a draft step may read, 0 < s <= 1.
+        strategy: which keys those are: a registered name or a `Strategy` object.
+        min_budget: keys per row and KV head that a draft may always read, in tokens, >= 1.
+        recent: newest tokens that every selection keeps, in tokens; counted inside the budget. A
+            round's own tokens are always among them.
+        sink: first tokens that every selection keeps, in tokens; counted inside the budget.
+        drafter: who proposes tokens: "sparse" (the model itself over selected keys).
+        acceptance: "greedy", "rejection" (exact law), "gumbel" (the same tokens as seeded plain
+            sampling), or "auto": greedy without sampling, gumbel with a `seed`, else rejection.
+        seed: key of the sampling noise; None draws from torch's global generator.
+        kernels: "reference" (PyTorch), "triton", or "auto" (Triton where it exists and can run).
+        parity: "reference" scores and selects exactly as the paper's code does (`row_limit` included);
+            "default" keeps every accepted row in fp32 and starts from the prompt's last rows.
+
+    Raises:
+        ValueError: a value is out of range; the message names the field and what is allowed.
+    """
+
+    k: int = 8
+    s: float = 0.05
+    strategy: Any = "pillar"
+    min_budget: int = 128
+    recent: int = 16
+    sink: int = 4
+    drafter: str = "sparse"
+    acceptance: str = "auto"
+    seed: int | None = None
+    kernels: str = "auto"
+    parity: str = "default"
+
+    def __post_init__(self) -> None:
+        _check_int("k", self.k, minimum=0)
+        _check_int("min_budget", self.min_budget, minimum=1)
+        _check_int("recent", self.recent, minimum=0)
+        _check_int("sink", self.sink, minimum=0)
+        if isinstance(self.s, bool) or not isinstance(self.s, (int, float)) or not 0 < self.s <= 1:
+            raise ValueError(f"s must be a number with 0 < s <= 1, got {self.s!r}")
+        if self.seed is not None:
+            _check_int("seed", self.seed, minimum=0)
+        _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
+        _check_choice("kernels", self.kernels, KERNEL_CHOICES)
+        _check_choice("parity", self.parity, PARITY_CHOICES)
+        if self.parity == "reference" and self.strategy != "pillar":
+            raise ValueError(
+                f"parity='reference' describes strategy='pillar', got strategy={self.strategy!r}; "
+                "use parity='default' with other strategies"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; a `Strategy` object becomes its registered name."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not isinstance(self.strategy, str):
+            values["strategy"] = getattr(self.strategy, "name", type(self.strategy).__name__)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PillarConfig:
+        """Build a config; an unknown key raises `ValueError` naming the known ones."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(
+                f"unknown PillarConfig option {', '.join(map(repr, unknown))}; "
+                f"known options: {', '.join(sorted(known))}"
+            )
+        return cls(**values)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write `pillar_config.json` into `folder` (made if missing) and return its path."""
+        path = Path(folder) / CONFIG_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        return path
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> PillarConfig:
+        """Read what `save_pretrained` wrote."""
+        path = Path(folder) / CONFIG_NAME
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist; save_pretrained writes it")
+        return cls.from_dict(json.loads(path.read_text()))
+
+
+def _check_int(name: str, value: object, *, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")

@@ -1,0 +1,122 @@
+"""Plain data that the layers of the library hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+
+class Phase(Enum):
+    """What one forward pass is for."""
+
+    PREFILL = "prefill"
+    DRAFT = "draft"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The keys that draft attention reads in one layer, besides the tail written since.
+
+    Attributes:
+        indices: `[B, Hkv, N]` int32, logical positions, ascending; entries past `counts` are unused.
+        counts: `[B, Hkv]` int32, how many entries of each row are used.
+        tail_start: `[B]` int64, the length when the keys were chosen; every later position is read too.
+    """
+
+    indices: Tensor
+    counts: Tensor
+    tail_start: Tensor
+
+
+class RowLengths:
+    """Immutable lengths of the rows of a cache, on the host and on the device at once.
+
+    Every layer of a cache refers to the same object, so that growing or rolling back a cache costs
+    one small tensor however many layers and tokens it holds.
+    """
+
+    __slots__ = ("_next", "device", "host", "tensor")
+
+    def __init__(self, lengths: list[int] | tuple[int, ...], device: torch.device | str) -> None:
+        self.host: tuple[int, ...] = tuple(int(n) for n in lengths)
+        self.device = torch.device(device)
+        self.tensor: Tensor = torch.tensor(self.host, dtype=torch.int64, device=self.device)
+        self._next: dict[int, RowLengths] = {}
+
+    @property
+    def max(self) -> int:
+        """The longest row, in tokens."""
+        return max(self.host, default=0)
+
+    @property
+    def min(self) -> int:
+        """The shortest row, in tokens."""
+        return min(self.host, default=0)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rows have the same length."""
+        return self.max == self.min
+
+    def plus(self, tokens: int) -> RowLengths:
+        """Lengths after `tokens` more tokens in every row; the layers of one forward share the result."""
+        if tokens not in self._next:
+            self._next[tokens] = RowLengths([n + tokens for n in self.host], self.device)
+        return self._next[tokens]
+
+    def __repr__(self) -> str:
+        return f"RowLengths({list(self.host)})"
+
+    def __reduce__(self) -> tuple[type[RowLengths], tuple[tuple[int, ...], str]]:
+        return RowLengths, (self.host, str(self.device))
+
+
+@dataclass
+class Draft:
+    """Tokens that a drafter proposes in one round.
+
+    Attributes:
+        tokens: `[B, k]` int64.
+        probs: `[B, k, V]` fp32, the distribution each token was sampled from (None: greedy or seeded).
+    """
+
+    tokens: Tensor
+    probs: Tensor | None = None
+
+    @property
+    def k(self) -> int:
+        """Tokens drafted per row."""
+        return int(self.tokens.shape[1])
+
+
+@dataclass
+class Verdict:
+    """What an acceptance rule makes of a draft.
+
+    Attributes:
+        accepted: one int a row, drafts accepted (0..k).
+        next_tokens: `[B]` int64, the token after the accepted drafts (recovered or bonus).
+    """
+
+    accepted: list[int]
+    next_tokens: Tensor
+
+
+@dataclass
+class Generation:
+    """The result of one decoding run, before it takes a Hugging Face shape.
+
+    Attributes:
+        sequences: `[B, T]` int64, prompt and new tokens, finished rows padded.
+        scores: processed logits `[B, V]` fp32 of each new token, or None.
+        logits: raw logits `[B, V]` fp32 of each new token, or None.
+    """
+
+    sequences: Tensor
+    scores: tuple[Tensor, ...] | None = None
+    logits: tuple[Tensor, ...] | None = None
+    extra: dict[str, object] = field(default_factory=dict)

@@ -1,0 +1,56 @@
+"""Gumbel acceptance: sampling whose noise is fixed by seed, row and step, so that paths coincide."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import Draft, Verdict
+from pillarattn.decoding.acceptance.base import ACCEPTANCE, AcceptanceRule, match
+
+
+@ACCEPTANCE.register("gumbel")
+class GumbelRule(AcceptanceRule):
+    """Every token is argmax(logits + g) with Gumbel noise g keyed by (seed, row, step).
+
+    Drafts and target use the same noise, so that the output is the very path that plain sampling with
+    this noise takes (`k=0`), whatever was drafted; its law is softmax(logits).
+
+    Args:
+        seed: key of the noise; None draws one from torch's global generator.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self._key = int(torch.randint(2**62, ()).item()) if seed is None else seed
+
+    def draw(self, logits: Tensor, steps: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Return the argmax of the perturbed logits."""
+        return (logits + self._noise(logits, steps)).argmax(dim=-1), None
+
+    def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
+        """Accept drafts that are the target's perturbed argmax."""
+        columns = [
+            self.draw(logits[:, i], [step + i for step in steps])[0] for i in range(draft.k + 1)
+        ]
+        return match(draft, torch.stack(columns, dim=1))
+
+    def _noise(self, logits: Tensor, steps: list[int]) -> Tensor:
+        noise = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+        generator = torch.Generator(device=logits.device)
+        for row, step in enumerate(steps):
+            generator.manual_seed(_mixed(self._key, row, step))
+            noise[row].exponential_(generator=generator)
+        # -log of an Exp(1) variable is a Gumbel variable.
+        return -noise.log()
+
+
+def _mixed(*parts: int) -> int:
+    """Return a 63-bit key of the parts; neighbours share nothing (splitmix64's finaliser)."""
+    key = 0
+    for part in parts:
+        key = (key + part + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        key ^= key >> 31
+    return key >> 1

@@ -1,0 +1,30 @@
+"""Rejection sampling: the output follows the target's law exactly (reference.md section 2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import Draft, Verdict
+from pillarattn.decoding.acceptance.base import ACCEPTANCE, AcceptanceRule
+from pillarattn.kernels import rejection_sample
+
+
+@ACCEPTANCE.register("rejection")
+class RejectionRule(AcceptanceRule):
+    """Keeps each draft's true distribution q and resamples rejections from the residual.
+
+    Noise comes from torch's global generator, as in plain sampling.
+    """
+
+    def draw(self, logits: Tensor, steps: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Sample from softmax(logits) and return that distribution."""
+        probs = logits.softmax(dim=-1)
+        return torch.multinomial(probs, num_samples=1).squeeze(1), probs
+
+    def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
+        """Accept d_i with probability min(1, p_i / q_i)."""
+        accepted, next_tokens = rejection_sample(
+            draft.tokens, logits.softmax(dim=-1), draft_probs=draft.probs
+        )
+        return Verdict(accepted.tolist(), next_tokens)

@@ -1,0 +1,141 @@
+"""`SelfSpeculativeGenerator`: what users pass as `assistant=`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pillarattn.config import PillarConfig
+from pillarattn.decoding.acceptance import ACCEPTANCE, AcceptanceRule
+from pillarattn.decoding.drafters import DRAFTERS, Drafter
+from pillarattn.decoding.stats import GenerationStats
+from pillarattn.errors import NotPatchedError
+from pillarattn.modules.budgets import RatioBudget
+from pillarattn.modules.selector import ForcedTokens, Selector
+from pillarattn.modules.strategies import STRATEGIES, Strategy
+
+
+class SelfSpeculativeGenerator:
+    """Sparse self-speculation, ready to be passed to `model.generate(..., assistant=pillar)`.
+
+    Stock `model.generate(..., custom_generate=pillar)` takes it too, on a patched model. It holds
+    settings and the statistics of its last run, so that one object serves many calls and models.
+
+    Args:
+        k: tokens drafted per round; 0 is plain decoding with the same sampler.
+        s: share of the context that a draft may read, 0 < s <= 1.
+        strategy: a registered name or a `Strategy` object.
+        options: the other fields of `PillarConfig`.
+
+    Raises:
+        ValueError: a value is out of range, or a name is unknown.
+    """
+
+    def __init__(
+        self, k: int = 8, s: float = 0.05, strategy: str | Strategy = "pillar", **options: Any
+    ) -> None:
+        self.config = PillarConfig.from_dict({"k": k, "s": s, "strategy": strategy, **options})
+        self.stats = GenerationStats()
+        # Wrong names fail here, not in the middle of a sweep.
+        self.new_strategy()
+        self.new_drafter()
+
+    @classmethod
+    def from_config(cls, config: PillarConfig) -> SelfSpeculativeGenerator:
+        """Build a generator from a config."""
+        return cls(**{**config.to_dict(), "strategy": config.strategy})
+
+    def reset(self) -> None:
+        """Forget the statistics of the last run."""
+        self.stats = GenerationStats()
+
+    def new_strategy(self) -> Strategy:
+        """Return a strategy with no history, for one generation."""
+        strategy = self.config.strategy
+        if isinstance(strategy, Strategy):
+            fresh = copy.deepcopy(strategy)
+            fresh.reset()
+            return fresh
+        return STRATEGIES.get(strategy)()
+
+    def new_drafter(self) -> Drafter:
+        """Return the drafter of one generation."""
+        return DRAFTERS.get(self.config.drafter)()
+
+    def new_rule(self, *, do_sample: bool) -> AcceptanceRule:
+        """Return the acceptance rule for a generation that samples or does not.
+
+        Raises:
+            ValueError: the configured rule cannot give what plain decoding would.
+        """
+        name = self.config.acceptance
+        if name == "auto":
+            name = "greedy" if not do_sample else "gumbel" if self.config.seed is not None else "rejection"
+        if (name == "greedy") == do_sample:
+            raise ValueError(
+                f"acceptance={name!r} does not fit do_sample={do_sample}; "
+                "use 'greedy' without sampling, 'rejection' or 'gumbel' with it, or 'auto'"
+            )
+        return ACCEPTANCE.get(name)(self.config.seed)
+
+    def new_selector(self) -> Selector:
+        """Return the selector of one generation, as the paper's code does it if parity asks so."""
+        config = self.config
+        budget = RatioBudget(config.s, config.min_budget)
+        if config.parity == "reference":
+            return Selector(
+                self.new_strategy(),
+                budget,
+                ForcedTokens(recent=0, sink=0, extra=1),
+                normalise="visible",
+                score_dtype=torch.float16,
+                all_rows=True,
+                kernels=config.kernels,
+            )
+        return Selector(
+            self.new_strategy(),
+            budget,
+            ForcedTokens(recent=config.recent, sink=config.sink),
+            kernels=config.kernels,
+        )
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode, called by stock `generate(custom_generate=pillar)` with what it has prepared.
+
+        Raises:
+            NotPatchedError: the model was not prepared by `pillarattn.patch`.
+        """
+        record = getattr(model, "pillarattn_record", None)
+        if record is None:
+            raise NotPatchedError(
+                f"{type(model).__name__} is not patched; call pillarattn.patch(model) first"
+            )
+        return record.decode(
+            self,
+            model,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            **model_kwargs,
+        )
+
+    def __repr__(self) -> str:
+        changed = {
+            name: value
+            for name, value in self.config.to_dict().items()
+            if value != getattr(PillarConfig(), name) or name in ("k", "s", "strategy")
+        }
+        inside = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        return f"SelfSpeculativeGenerator({inside})"

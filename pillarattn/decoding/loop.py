@@ -1,0 +1,210 @@
+"""The loop: prefill, then rounds of draft, verify, accept, roll back and select until all rows end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import Draft, Generation, Phase, RowLengths, Selection, Verdict
+from pillarattn.decoding.acceptance import AcceptanceRule
+from pillarattn.decoding.drafters import Drafter, DraftRequest
+from pillarattn.decoding.history import History
+from pillarattn.decoding.outcome import Outcome, Recorder
+from pillarattn.decoding.stats import GenerationStats
+from pillarattn.decoding.target import LogitsRule, Target
+from pillarattn.modules.score_buffer import ScoreBuffer
+from pillarattn.modules.selector import Selector
+from pillarattn.modules.step import StepState
+
+
+@dataclass
+class DecodingRun:
+    """One generation: its parts, and the keys that the next round's drafts read.
+
+    Attributes:
+        k: tokens to draft per round; 0 is plain decoding.
+        seed_rows: prompt rows that choose the first round's keys; 0 drafts it with all keys.
+        row_limit: see `kernels.verify_attention`.
+    """
+
+    target: Target
+    drafter: Drafter
+    rule: AcceptanceRule
+    process: LogitsRule
+    selector: Selector
+    history: History
+    outcome: Outcome
+    recorder: Recorder
+    stats: GenerationStats
+    k: int
+    seed_rows: int
+    row_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        self.selections: dict[int, Selection] = {}
+        self.emitted = [0] * self.history.batch
+        self.stats.accepted_per_round = [[] for _ in range(self.history.batch)]
+        self.stats.drafted_by_position = [0] * self.k
+        self.stats.accepted_by_position = [0] * self.k
+
+    def run(self) -> Generation:
+        """Decode every row to its end."""
+        self.start()
+        while not self.outcome.is_complete:
+            draft = self.draft()
+            verdict, scores, raw, buffer = self.verify(draft)
+            self.accept(draft, verdict, scores, raw)
+            self.select(buffer)
+        sequences = self.outcome.sequences()
+        new = sequences.shape[1] - self.history.prompt_length
+        return Generation(
+            sequences, self.recorder.scores_so_far(new), self.recorder.logits_so_far(new)
+        )
+
+    def start(self) -> None:
+        """Run the prompt, emit each row's first token and choose the keys of the first round."""
+        step = StepState(Phase.PREFILL, seed_rows=self.seed_rows if self.k else 0)
+        with self._timed("prefill_seconds"):
+            raw = self.target.prefill(step)
+            logits = self.process(self.history, self.history.lengths, raw.unsqueeze(1))[:, 0]
+            tokens, _ = self.rule.draw(logits, [0] * self.history.batch)
+        before = list(self.history.lengths)
+        for row, token in enumerate(tokens.tolist()):
+            self.history.commit(row, [token])
+            self.recorder.keep(row, logits[row : row + 1], raw[row : row + 1])
+        self._finish_round(before, self.target.cache.lengths)
+        if step.seed_rows and not self.outcome.is_complete:
+            with self._timed("select_seconds"):
+                self.selections = self.selector.seed(self.target.cache, step.seeds)
+
+    def draft(self) -> Draft:
+        """Draft up to k tokens a row over the selected keys."""
+        active = [row for row in range(self.history.batch) if not self.outcome.is_idle(row)]
+        room = max(self.outcome.max_length - self.history.lengths[row] for row in active)
+        k = max(0, min(self.k, room - 1))
+        if k == 0:
+            return Draft(self.history.ids.new_empty(self.history.batch, 0))
+        step = StepState(Phase.DRAFT, selections=dict(self.selections))
+        if self.selector.strategy.refresh == "step" and self.selections:
+            base, emitted, cache = self.target.cache.lengths, self.emitted, self.target.cache
+            step.refresh = lambda layer, *query: self.selector.refresh(
+                base, emitted, cache.layers[layer], *query
+            )
+        with self._timed("draft_seconds"):
+            draft = self.drafter.draft(
+                DraftRequest(self.target, self.history, self.rule, self.process, step, k)
+            )
+        self._count_keys(step, k, active)
+        return draft
+
+    def verify(self, draft: Draft) -> tuple[Verdict, Tensor, Tensor, ScoreBuffer]:
+        """Run the newest token and the draft through full attention and judge the draft."""
+        buffer = ScoreBuffer()
+        step = StepState(Phase.VERIFY, row_limit=self.row_limit)
+        strategy = self.selector.strategy
+        if self.k and strategy.needs_scores and strategy.refresh == "round":
+            step.scores = buffer
+            step.scored_layers = frozenset(self.selector.sparse_layers(self.target.cache))
+        history = self.history
+        self._pad_finished(draft)
+        for i in range(draft.k):
+            history.sketch(i, draft.tokens[:, i])
+        with self._timed("verify_seconds"):
+            tokens = torch.cat([history.last_tokens(), draft.tokens], dim=1)
+            raw = self.target.forward(tokens, step)
+            logits = self.process(history, history.lengths, raw)
+            steps = [n - history.prompt_length for n in history.lengths]
+            verdict = self.rule.judge(draft, logits, steps)
+        return verdict, logits, raw, buffer
+
+    def accept(self, draft: Draft, verdict: Verdict, scores: Tensor, raw: Tensor) -> None:
+        """Commit what was accepted, stop rows that end, and roll the cache back to what is left."""
+        history, outcome = self.history, self.outcome
+        before = list(history.lengths)
+        proposed = draft.tokens.tolist()
+        following = verdict.next_tokens.tolist()
+        for row in range(history.batch):
+            if outcome.is_idle(row):
+                continue
+            accepted = verdict.accepted[row]
+            tokens = [*proposed[row][:accepted], following[row]]
+            if not outcome.runs_on(row):
+                tokens = [outcome.stop.pad_token] * (draft.k + 1)
+            tokens = tokens[: outcome.max_length - before[row]]
+            history.commit(row, tokens)
+            if self.recorder.is_on:
+                self.recorder.keep(row, scores[row, : len(tokens)], raw[row, : len(tokens)])
+        base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
+        counted = [outcome.stopped_at[row] is None for row in range(history.batch)]
+        self._finish_round(before, RowLengths(base, history.ids.device))
+        for row in range(history.batch):
+            if counted[row]:
+                self.stats.count_round(
+                    row,
+                    drafted=draft.k,
+                    accepted=min(verdict.accepted[row], self.emitted[row]),
+                    emitted=self.emitted[row],
+                )
+
+    def select(self, buffer: ScoreBuffer) -> None:
+        """Choose the keys of the next round from what the verify pass saw."""
+        if not self.k or self.outcome.is_complete:
+            return
+        rows = None
+        if self.selector.all_rows:
+            rows = [self.last_width] * self.history.batch
+        with self._timed("select_seconds"):
+            self.selections = self.selector.select(
+                self.target.cache, buffer, emitted=self.emitted, rows=rows
+            )
+
+    def _finish_round(self, before: list[int], base: RowLengths) -> None:
+        """Stop rows, and set the cache to the tokens that are left: all but the newest of each row."""
+        self.last_width = max(self.target.cache.lengths.host) - max(base.host)
+        self.outcome.update(before)
+        self.emitted = [
+            new - old for new, old in zip(self.history.lengths, before, strict=True)
+        ]
+        for row, length in enumerate(self.history.lengths):
+            self.recorder.truncate(row, length - self.history.prompt_length)
+        if self.last_width:
+            kept = [n + a for n, a in zip(base.host, self.emitted, strict=True)]
+            self.target.cache.roll_back(RowLengths(kept, self.target.cache.lengths.device))
+
+    def _pad_finished(self, draft: Draft) -> None:
+        for row in range(self.history.batch):
+            if not self.outcome.runs_on(row):
+                draft.tokens[row] = self.outcome.stop.pad_token
+
+    def _count_keys(self, step: StepState, k: int, active: list[int]) -> None:
+        """Add what the draft steps read; idle rows are left out."""
+        cache = self.target.cache
+        layers = [i for i, layer in enumerate(cache.layers) if layer.lengths is not None]
+        chosen = [s.counts.float().mean(dim=1) for s in step.selections.values()]
+        sparse = torch.stack(chosen).sum(dim=0).tolist() if chosen else []
+        dense = [cache.layers[i].window for i in layers if i not in step.selections]
+        windows = [cache.layers[i].window for i in layers]
+        for row in active:
+            # A row that has ended may be behind: its own length counts.
+            base = cache.lengths.host[row]
+            for i in range(1, k + 1):
+                here = base + i
+                read = sum(here if w is None else min(w, here) for w in dense)
+                read += (sparse[row] if sparse else 0.0) + i * len(chosen)
+                full = sum(here if w is None else min(w, here) for w in windows)
+                self.stats.keys_read += read / len(layers)
+                self.stats.keys_full += full / len(layers)
+                self.stats.draft_steps += 1
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self.stats, name, getattr(self.stats, name) + time.perf_counter() - begun)

@@ -1,0 +1,1 @@
+"""Texts and tasks that measurements run on."""

@@ -1,0 +1,106 @@
+"""Guards on shapes, dtypes, devices and ranges that the ops share.
+
+A guard that must read a tensor's values does so on the CPU only: on CUDA it would stall the stream.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...], letters: str) -> None:
+    """Raise `ValueError` unless `tensor` has `shape` (None fits any size), written as `letters`."""
+    actual = tuple(tensor.shape)
+    if len(actual) != len(shape) or any(
+        want is not None and want != got for want, got in zip(shape, actual, strict=True)
+    ):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"{name} must have shape {letters} = [{wanted}], got {list(actual)}; "
+            "make it agree with the other tensors"
+        )
+
+
+def check_floating(**tensors: Tensor) -> None:
+    """Raise `ValueError` unless all tensors have one floating-point dtype."""
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}; convert it")
+        if tensor.dtype != first.dtype:
+            raise ValueError(
+                f"{name} is {tensor.dtype} but {first_name} is {first.dtype}; convert one of them"
+            )
+
+
+def check_integers(name: str, tensor: Tensor, shape: tuple[int | None, ...], letters: str) -> None:
+    """Raise `ValueError` unless `tensor` is int32 or int64 and has `shape`."""
+    if tensor.dtype not in INTEGERS:
+        raise ValueError(f"{name} must be int32 or int64, got {tensor.dtype}; convert it")
+    check_shape(name, tensor, shape, letters)
+
+
+def check_one_device(**tensors: Tensor | None) -> None:
+    """Raise `ValueError` unless all tensors that are given are on one device."""
+    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    if len(set(devices.values())) > 1:
+        places = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"all tensors must be on one device, got {places}; move them together")
+
+
+def check_at_least(name: str, value: int | None, minimum: int) -> None:
+    """Raise `ValueError` unless `value` is None or an integer >= `minimum`."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{name} must be None or an integer >= {minimum}, got {value!r}")
+
+
+def check_values(name: str, tensor: Tensor, *, minimum: int, maximum: int) -> None:
+    """Raise `ValueError` if a tensor on the CPU has a value outside `minimum..maximum`."""
+    if tensor.is_cuda or tensor.numel() == 0:
+        return
+    low, high = (int(bound) for bound in tensor.aminmax())
+    if low < minimum or high > maximum:
+        raise ValueError(f"{name} must be in {minimum}..{maximum}, got values {low}..{high}")
+
+
+def check_attention_inputs(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor | None,
+    *,
+    lengths: Tensor,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    """Raise `ValueError` unless these describe attention of `query` over a cache.
+
+    Shapes: query `[B, Hq, Q, D]`, keys `[B, Hkv, S, D]`, values `[B, Hkv, S, Dv]` or None, lengths
+    `[B]` in 0..S, sinks `[Hq]` or None; Hq is a multiple of Hkv.
+    """
+    check_shape("query", query, (None,) * 4, "[B, Hq, Q, D]")
+    check_shape("keys", keys, (query.shape[0], None, None, query.shape[3]), "[B, Hkv, S, D]")
+    query_heads, kv_heads, size = query.shape[1], keys.shape[1], keys.shape[2]
+    if kv_heads == 0 or query_heads % kv_heads:
+        raise ValueError(
+            f"query has {query_heads} heads and keys have {kv_heads}; "
+            "the query heads must be a multiple of the KV heads"
+        )
+    check_floating(query=query, keys=keys)
+    if values is not None:
+        check_shape("values", values, (*keys.shape[:3], None), "[B, Hkv, S, Dv]")
+        check_floating(query=query, values=values)
+    check_integers("lengths", lengths, (query.shape[0],), "[B]")
+    if sinks is not None:
+        check_shape("sinks", sinks, (query_heads,), "[Hq]")
+        check_floating(sinks=sinks)
+    check_one_device(query=query, keys=keys, values=values, lengths=lengths, sinks=sinks)
+    check_values("lengths", lengths, minimum=0, maximum=size)
+    check_at_least("window", window, 1)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be None or a number > 0, got {softcap!r}")

@@ -1,0 +1,57 @@
+"""KV append: write new keys and values into preallocated buffers, in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pillarattn.kernels.checks import (
+    check_floating,
+    check_integers,
+    check_one_device,
+    check_shape,
+    check_values,
+)
+from pillarattn.kernels.dispatch import choose, register
+from pillarattn.kernels.kv_append import reference
+
+register("kv_append", "reference", reference.kv_append)
+
+
+def kv_append(
+    keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, *, positions: int | Tensor
+) -> None:
+    """Write Q new tokens of each row into `keys` and `values`, which are mutated and never moved.
+
+    Args:
+        keys: `[B, Hkv, C, D]` buffer with room for C tokens a row.
+        values: `[B, Hkv, C, Dv]` buffer.
+        new_keys: `[B, Hkv, Q, D]` in the buffers' dtype.
+        new_values: `[B, Hkv, Q, Dv]`.
+        positions: where the first new token of each row goes: one int for all rows, or `[B]`.
+
+    Raises:
+        ValueError: a shape, dtype or device is wrong, or the tokens do not fit. A CUDA tensor of
+            positions is not read, so that its caller answers for the capacity.
+    """
+    check_shape("keys", keys, (None,) * 4, "[B, Hkv, C, D]")
+    check_shape("values", values, (*keys.shape[:3], None), "[B, Hkv, C, Dv]")
+    batch, kv_heads, capacity, dim = keys.shape
+    check_shape("new_keys", new_keys, (batch, kv_heads, None, dim), "[B, Hkv, Q, D]")
+    queries = new_keys.shape[2]
+    wanted = (batch, kv_heads, queries, values.shape[3])
+    check_shape("new_values", new_values, wanted, "[B, Hkv, Q, Dv]")
+    check_floating(keys=keys, values=values, new_keys=new_keys, new_values=new_values)
+    check_one_device(keys=keys, values=values, new_keys=new_keys, new_values=new_values)
+    if isinstance(positions, Tensor):
+        check_integers("positions", positions, (batch,), "[B]")
+        check_one_device(keys=keys, positions=positions)
+        room = f"positions of {queries} new tokens in a buffer of {capacity}"
+        check_values(room, positions, minimum=0, maximum=capacity - queries)
+    elif not 0 <= positions <= capacity - queries:
+        raise ValueError(
+            f"{queries} new tokens at position {positions} do not fit a buffer of {capacity}; "
+            "allocate a larger cache"
+        )
+    with torch.no_grad():
+        choose("kv_append", "auto", keys)(keys, values, new_keys, new_values, positions=positions)

@@ -1,0 +1,76 @@
+"""Top-K selection: the positions that a budget keeps, out of one score per key."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pillarattn.kernels.checks import (
+    check_at_least,
+    check_integers,
+    check_one_device,
+    check_shape,
+    check_values,
+)
+from pillarattn.kernels.dispatch import choose, register
+from pillarattn.kernels.topk_select import reference
+
+register("topk_select", "reference", reference.topk_select)
+
+SCORE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def topk_select(
+    scores: Tensor,
+    *,
+    lengths: Tensor,
+    budgets: Tensor,
+    recent: Tensor,
+    sink: int = 0,
+    starts: Tensor | None = None,
+    implementation: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Keep positions of each row and KV head: the newest, the first, and the Top-K of the others.
+
+    A row may keep positions `starts` up to `lengths - 1`. With a budget of at least that many, it
+    keeps all. Else the newest min(recent, budget) are kept, then up to `sink` first ones, and the
+    best scores fill what the budget leaves. Ties go to the lowest position; NaN ranks last.
+
+    Args:
+        scores: `[R, Hkv, S]` fp16, bf16 or fp32; R is any rows (batch, or layers times batch). What
+            lies at or past `lengths` is undefined.
+        lengths: `[R]`, tokens in each row.
+        budgets: `[R]`, positions to keep per KV head.
+        recent: `[R]`, newest positions that are kept, counted inside the budget.
+        sink: first positions that are kept, counted inside the budget after `recent`.
+        starts: `[R]`, first position that a row may keep (a window's); None is 0.
+        implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
+
+    Returns:
+        indices `[R, Hkv, max(counts)]` int32, ascending, 0 past the counts; and counts `[R, Hkv]`
+        int32.
+
+    Raises:
+        ValueError: a shape, dtype, device, `sink` or (on the CPU) length is wrong.
+
+    Source: arXiv 2512.01278; reference.md 1.2 and 1.5.
+    """
+    check_shape("scores", scores, (None,) * 3, "[R, Hkv, S]")
+    if scores.dtype not in SCORE_DTYPES:
+        raise ValueError(f"scores must be fp16, bf16 or fp32, got {scores.dtype}; convert them")
+    rows, _, size = scores.shape
+    if starts is None:
+        starts = torch.zeros_like(lengths)
+    named = {"lengths": lengths, "budgets": budgets, "recent": recent, "starts": starts}
+    for name, tensor in named.items():
+        check_integers(name, tensor, (rows,), "[R]")
+    check_one_device(scores=scores, **named)
+    check_values("lengths", lengths, minimum=0, maximum=size)
+    for name in ("budgets", "recent", "starts"):
+        check_values(name, named[name], minimum=0, maximum=torch.iinfo(torch.int64).max)
+    check_at_least("sink", sink, 0)
+    compute = choose("topk_select", implementation, scores)
+    selection: tuple[Tensor, Tensor] = compute(
+        scores, lengths=lengths, budgets=budgets, recent=recent, sink=sink, starts=starts
+    )
+    return selection

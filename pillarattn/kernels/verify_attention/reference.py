@@ -1,0 +1,123 @@
+"""Verify attention in plain PyTorch: one matrix product per KV head for all its query rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pillarattn.kernels.softmax import accumulation_dtype, attention_probabilities
+
+
+def verify_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    lengths: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    return_scores: bool,
+    row_limit: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute `kernels.verify_attention`; K and V are read once per group and never expanded."""
+    batch, query_heads, queries, _ = query.shape
+    first, shortest, longest = _key_range(lengths, queries, window)
+    probabilities = _probabilities(
+        query, keys, lengths=lengths, scale=scale, window=window, softcap=softcap, sinks=sinks
+    )
+    packed = probabilities.reshape(batch, keys.shape[1], -1, longest - first)
+    defined = max(shortest, first)
+    near = values[:, :, first:defined].to(packed.dtype)
+    out = packed[..., : defined - first] @ near
+    if defined < longest:
+        # Rows end here at different places. What lies past an end is undefined, and 0 * NaN is NaN.
+        ends = lengths.view(-1, 1, 1, 1)
+        past = torch.arange(defined, longest, device=lengths.device).view(-1, 1) >= ends
+        ragged = values[:, :, defined:longest].to(packed.dtype).masked_fill(past, 0.0)
+        out = out + packed[..., defined - first :] @ ragged
+    out = out.reshape(batch, query_heads, queries, -1).to(query.dtype)
+    if not return_scores:
+        return out, None
+    return out, _row_scores(probabilities, first=first, size=keys.shape[2], row_limit=row_limit)
+
+
+def attention_scores(
+    query: Tensor,
+    keys: Tensor,
+    *,
+    lengths: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    row_limit: int | None,
+) -> Tensor:
+    """Compute `kernels.attention_scores`."""
+    first, _, _ = _key_range(lengths, query.shape[2], window)
+    probabilities = _probabilities(
+        query, keys, lengths=lengths, scale=scale, window=window, softcap=softcap, sinks=sinks
+    )
+    return _row_scores(probabilities, first=first, size=keys.shape[2], row_limit=row_limit)
+
+
+def _key_range(lengths: Tensor, queries: int, window: int | None) -> tuple[int, int, int]:
+    """Return the first position that any row may see, and the shortest and the longest row."""
+    host = lengths.tolist()
+    shortest, longest = min(host, default=0), max(host, default=0)
+    first = 0 if window is None else min(max(shortest - queries - window + 1, 0), longest)
+    return first, shortest, longest
+
+
+def _probabilities(
+    query: Tensor,
+    keys: Tensor,
+    *,
+    lengths: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return softmax probabilities `[B, Hkv, G, Q, W]`, W positions from `first` to `longest`."""
+    batch, _, queries, dim = query.shape
+    kv_heads = keys.shape[1]
+    group = query.shape[1] // kv_heads
+    dtype = accumulation_dtype(query.dtype)
+    first, shortest, longest = _key_range(lengths, queries, window)
+    rows = (query.to(dtype) * scale).reshape(batch, kv_heads, group * queries, dim)
+    near = keys[:, :, first:longest].to(dtype)
+    logits = (rows @ near.transpose(-1, -2)).view(batch, kv_heads, group, queries, -1)
+    # Without a window every row sees all that the first query of the shortest row sees: the mask
+    # covers the few columns after that.
+    masked = first if window is not None else max(shortest - queries + 1, 0)
+    visible = None
+    if masked < longest:
+        own = (
+            lengths.view(-1, 1, 1)
+            - queries
+            + torch.arange(queries, device=lengths.device).view(-1, 1)
+        )
+        position = torch.arange(masked, longest, device=lengths.device)
+        visible = position <= own
+        if window is not None:
+            visible = visible & (position > own - window)
+        visible = visible[:, None, None]
+    return attention_probabilities(logits, visible=visible, softcap=softcap, sinks=sinks)
+
+
+def _row_scores(probabilities: Tensor, *, first: int, size: int, row_limit: int | None) -> Tensor:
+    """Average over the group's heads and place the columns among all `size` positions."""
+    batch, kv_heads, group, queries, width = probabilities.shape
+    if row_limit is not None:
+        device = probabilities.device
+        heads = torch.arange(group, device=device).view(-1, 1, 1)
+        packed_index = torch.arange(queries, device=device).view(-1, 1) * group + heads
+        probabilities = probabilities.masked_fill(packed_index >= row_limit, 0.0)
+    scores = probabilities.mean(dim=2).float()
+    if width == size:
+        return scores
+    placed = scores.new_zeros(batch, kv_heads, queries, size)
+    placed[..., first : first + width] = scores
+    return placed

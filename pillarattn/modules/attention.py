@@ -1,0 +1,128 @@
+"""`PillarAttention`: full, draft or verify attention over a cache whose rows have their own lengths."""
+
+from __future__ import annotations
+
+from torch import Tensor, cat, nn
+
+from pillarattn.datatypes import Phase
+from pillarattn.kernels import draft_attention, verify_attention
+from pillarattn.modules.cache.contiguous import ContiguousLayer
+from pillarattn.modules.step import AttentionOptions, SeedQueries, StepState
+
+
+class PillarAttention(nn.Module):
+    """Attention of the newest Q tokens of each row over a cache layer that already holds them.
+
+    It has no parameters: projections and position embeddings belong to the model around it. The
+    phase of the step decides: a prefill and a verify pass see every key causally, a verify pass also
+    leaves row scores, and a draft reads only the selected keys and what was written since.
+
+    Args:
+        kernels: "auto", "reference" or "triton".
+
+    Example without transformers:
+        >>> layer = ContiguousLayer(); attention = PillarAttention()
+        >>> layer.append(keys, values)                                # [B, Hkv, Q, D]
+        >>> attention(query, layer, StepState(Phase.PREFILL))         # [B, Hq, Q, Dv]
+    """
+
+    def __init__(self, *, kernels: str = "auto") -> None:
+        super().__init__()
+        self.kernels = kernels
+
+    def forward(
+        self,
+        query: Tensor,
+        layer: ContiguousLayer,
+        step: StepState,
+        layer_index: int = 0,
+        options: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
+    ) -> Tensor:
+        """Attend from `query` `[B, Hq, Q, D]` (post position embedding); return `[B, Hq, Q, Dv]`.
+
+        Raises:
+            ValueError: the layer is empty, or a draft has more than one query row.
+        """
+        layer.window = options.window
+        step.visited.append(layer_index)
+        if step.phase is Phase.DRAFT:
+            return self._draft(query, layer, step, layer_index, options)
+        keep_queries(query, step, layer_index, options)
+        scored = step.scores is not None and layer_index in step.scored_layers
+        out, row_scores = self._full(query, layer, options, scored, step.row_limit)
+        if row_scores is not None and step.scores is not None and layer.lengths is not None:
+            step.scores.put(layer_index, row_scores, layer.lengths)
+        return out
+
+    def _draft(
+        self,
+        query: Tensor,
+        layer: ContiguousLayer,
+        step: StepState,
+        layer_index: int,
+        options: AttentionOptions,
+    ) -> Tensor:
+        keys, values = layer.views()
+        assert layer.lengths is not None
+        selection = step.selections.get(layer_index)
+        if selection is None:
+            return self._full(query, layer, options, False, None)[0]
+        if step.refresh is not None:
+            selection = step.refresh(layer_index, query, keys, layer.lengths, options)
+            step.selections[layer_index] = selection
+        return draft_attention(
+            query,
+            keys,
+            values,
+            indices=selection.indices,
+            counts=selection.counts,
+            tail_start=selection.tail_start,
+            lengths=layer.lengths.tensor,
+            scale=options.scale,
+            window=options.window,
+            softcap=options.softcap,
+            sinks=options.sinks,
+            implementation=self.kernels,
+        )
+
+    def _full(
+        self,
+        query: Tensor,
+        layer: ContiguousLayer,
+        options: AttentionOptions,
+        return_scores: bool,
+        row_limit: int | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        keys, values = layer.views()
+        assert layer.lengths is not None
+        return verify_attention(
+            query,
+            keys,
+            values,
+            lengths=layer.lengths.tensor,
+            scale=options.scale,
+            window=options.window,
+            softcap=options.softcap,
+            sinks=options.sinks,
+            return_scores=return_scores,
+            row_limit=row_limit,
+            implementation=self.kernels,
+        )
+
+    def extra_repr(self) -> str:
+        """Name the kernels in the module's printed form."""
+        return f"kernels={self.kernels!r}"
+
+
+def keep_queries(
+    query: Tensor, step: StepState, layer_index: int, options: AttentionOptions
+) -> None:
+    """Keep a prefill's last query rows, which choose the keys of the first round."""
+    if step.phase is Phase.PREFILL and step.seed_rows > 0:
+        rows = query[:, :, -step.seed_rows :].detach().clone()
+        previous = step.seeds.get(layer_index)
+        if previous is not None and rows.shape[2] < step.seed_rows:
+            # A chunked prefill may end with a chunk of a few tokens: older rows fill up.
+            missing = step.seed_rows - rows.shape[2]
+            rows = cat([previous.query[:, :, -missing:], rows], dim=2)
+        step.seeds[layer_index] = SeedQueries(rows, options)

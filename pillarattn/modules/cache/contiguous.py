@@ -1,0 +1,157 @@
+"""A preallocated key-value cache: written in place, each row its own length, roll back in O(1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import RowLengths
+from pillarattn.kernels import kv_append
+
+MIN_CAPACITY = 64
+
+
+class ContiguousLayer:
+    """Keys and values of one layer, `[B, Hkv, C, D]` buffers of capacity C that only ever double.
+
+    Positions at or past a row's length are undefined. A view handed out stays valid until the next
+    growth, which happens when a power of two is crossed.
+    """
+
+    def __init__(self, *, limit: int | None = None) -> None:
+        self.key_buffer: Tensor | None = None
+        self.value_buffer: Tensor | None = None
+        self.lengths: RowLengths | None = None
+        self.limit = limit
+        self.window: int | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit a row before the buffers grow."""
+        return 0 if self.key_buffer is None else self.key_buffer.shape[2]
+
+    def append(self, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write Q new tokens to each row, `[B, Hkv, Q, D]`, and return views up to the longest row."""
+        batch, tokens = new_keys.shape[0], new_keys.shape[2]
+        if self.lengths is None:
+            self.lengths = RowLengths([0] * batch, new_keys.device)
+        if len(self.lengths.host) != batch:
+            raise ValueError(
+                f"the cache holds {len(self.lengths.host)} rows and {batch} were appended; "
+                "use one cache per batch"
+            )
+        base = self.lengths
+        grown = base.plus(tokens)
+        self._reserve(grown.max, new_keys, new_values)
+        assert self.key_buffer is not None and self.value_buffer is not None
+        start = base.max if base.is_uniform else base.tensor
+        kv_append(
+            self.key_buffer,
+            self.value_buffer,
+            new_keys.to(self.key_buffer.dtype),
+            new_values.to(self.value_buffer.dtype),
+            positions=start,
+        )
+        self.lengths = grown
+        return self.views()
+
+    def views(self) -> tuple[Tensor, Tensor]:
+        """Return keys and values up to the longest row, `[B, Hkv, S, D]`, without a copy."""
+        if self.key_buffer is None or self.value_buffer is None or self.lengths is None:
+            raise ValueError("the layer is empty; append keys and values first")
+        end = self.lengths.max
+        return self.key_buffer[:, :, :end], self.value_buffer[:, :, :end]
+
+    def roll_back(self, lengths: RowLengths) -> None:
+        """Forget what lies past `lengths`; nothing is copied or cleared."""
+        if self.lengths is None:
+            return
+        if len(lengths.host) != len(self.lengths.host) or any(
+            new > old for new, old in zip(lengths.host, self.lengths.host, strict=True)
+        ):
+            raise ValueError(
+                f"cannot roll back rows of {list(self.lengths.host)} tokens to {list(lengths.host)}"
+            )
+        self.lengths = lengths
+
+    def take_rows(self, rows: Tensor) -> None:
+        """Keep the rows `rows` (int64, repeats allowed), in that order."""
+        if self.key_buffer is None or self.value_buffer is None or self.lengths is None:
+            return
+        index = rows.to(self.key_buffer.device)
+        self.key_buffer = self.key_buffer.index_select(0, index)
+        self.value_buffer = self.value_buffer.index_select(0, index)
+        self.lengths = RowLengths([self.lengths.host[r] for r in rows.tolist()], index.device)
+
+    def rearrange(self, source: Tensor, lengths: RowLengths) -> None:
+        """Put position `source[b, j]` of row b at j, for each j; -1 leaves zeros. Sets the lengths."""
+        if self.key_buffer is None or self.value_buffer is None:
+            return
+        self._reserve(source.shape[1], self.key_buffer, self.value_buffer)
+        for buffer in (self.key_buffer, self.value_buffer):
+            index = source.clamp_min(0)[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3])
+            moved = buffer.gather(2, index)
+            moved.masked_fill_((source < 0)[:, None, :, None], 0.0)
+            buffer[:, :, : source.shape[1]] = moved
+        self.lengths = lengths
+
+    def _reserve(self, tokens: int, like_keys: Tensor, like_values: Tensor) -> None:
+        if tokens <= self.capacity:
+            return
+        capacity = max(MIN_CAPACITY, 1 << (tokens - 1).bit_length())
+        if self.limit is not None:
+            capacity = max(tokens, min(capacity, self.limit))
+        used = self.lengths.max if self.lengths is not None else 0
+        self.key_buffer = _grown(self.key_buffer, like_keys, capacity, used)
+        self.value_buffer = _grown(self.value_buffer, like_values, capacity, used)
+
+
+class ContiguousCache:
+    """A `ContiguousLayer` for each layer of a model, all rolled back together."""
+
+    layers: list[ContiguousLayer]
+
+    def __init__(self, num_layers: int, *, limit: int | None = None) -> None:
+        self.layers = [ContiguousLayer(limit=limit) for _ in range(num_layers)]
+
+    @property
+    def used_layers(self) -> list[ContiguousLayer]:
+        """Layers that hold keys (a model may share or skip some)."""
+        return [layer for layer in self.layers if layer.lengths is not None]
+
+    @property
+    def lengths(self) -> RowLengths:
+        """The rows' lengths, the same in every layer."""
+        used = self.used_layers
+        if not used or used[0].lengths is None:
+            raise ValueError("the cache is empty; run a forward pass first")
+        return used[0].lengths
+
+    def roll_back(self, lengths: RowLengths) -> None:
+        """Set every layer's row lengths to `lengths`, none longer than now."""
+        for layer in self.layers:
+            layer.roll_back(lengths)
+
+    def compact(self, valid: Tensor) -> None:
+        """Drop padding: keep the positions where `valid` `[B, S]` is true, moved to the row's front."""
+        counts = valid.sum(dim=1)
+        order = torch.argsort((~valid).to(torch.int8), dim=1, stable=True)
+        lengths = RowLengths(counts.tolist(), valid.device)
+        for layer in self.layers:
+            layer.rearrange(order[:, : lengths.max], lengths)
+
+    def expand(self, valid: Tensor) -> None:
+        """Undo `compact`: row b's tokens go to where `valid` `[B, T]` is true, zeros elsewhere."""
+        batch, total = valid.shape
+        source = torch.where(valid, valid.cumsum(dim=1) - 1, -1)
+        lengths = RowLengths([total] * batch, valid.device)
+        for layer in self.layers:
+            layer.rearrange(source, lengths)
+
+
+def _grown(buffer: Tensor | None, like: Tensor, capacity: int, used: int) -> Tensor:
+    batch, heads, _, dim = like.shape
+    grown = torch.empty(batch, heads, capacity, dim, dtype=like.dtype, device=like.device)
+    if buffer is not None:
+        grown[:, :, :used] = buffer[:, :, :used]
+    return grown

@@ -1,0 +1,62 @@
+"""Scores that one round leaves behind: what each verify row attended to, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import RowLengths
+from pillarattn.kernels import pool_rows
+
+
+@dataclass(frozen=True)
+class ScoredLayer:
+    """Row scores `[B, Hkv, Q, S]` fp32 of one layer and the row lengths they were taken at."""
+
+    row_scores: Tensor
+    lengths: RowLengths
+
+
+class ScoreBuffer:
+    """Collects the row scores of every sparse layer during a verify pass and pools them afterwards.
+
+    Which rows count is known only after acceptance, so rows are kept apart until `pool`.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[int, ScoredLayer] = {}
+
+    def put(self, layer_index: int, row_scores: Tensor, lengths: RowLengths) -> None:
+        """Store the row scores of a layer, replacing what it had."""
+        self._layers[layer_index] = ScoredLayer(row_scores, lengths)
+
+    def __contains__(self, layer_index: int) -> bool:
+        return layer_index in self._layers
+
+    def pool(
+        self,
+        layer_indices: list[int],
+        *,
+        rows: Tensor,
+        end: int,
+        normalise: str = "rows",
+    ) -> Tensor:
+        """Return `[len(layer_indices) * B, Hkv, end]` fp32: scores averaged over the leading rows.
+
+        Args:
+            layer_indices: layers with the same number of KV heads.
+            rows: `[B]` int64, leading verify rows that count.
+            end: positions to return; later ones (rolled back) are left out.
+            normalise: see `kernels.pool_rows`.
+        """
+        scored = [self._layers[index] for index in layer_indices]
+        stacked = torch.cat([layer.row_scores[..., :end] for layer in scored])
+        lengths = torch.cat([layer.lengths.tensor for layer in scored])
+        return pool_rows(
+            stacked,
+            lengths=lengths,
+            rows=rows.repeat(len(scored)),
+            normalise=normalise,
+        )

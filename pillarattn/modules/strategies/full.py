@@ -1,0 +1,21 @@
+"""The sanity check: keep every key, so that drafts equal plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from pillarattn.modules.strategies.base import SelectionRequest, Strategy, register_strategy
+
+
+@register_strategy("full")
+class FullStrategy(Strategy):
+    """Ignores the budget. Every draft is accepted, apart from rounding."""
+
+    needs_scores = False
+
+    def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
+        """Keep all visible positions."""
+        everything = replace(request, budgets=request.lengths)
+        return everything.keep_best(request.positions())

@@ -1,0 +1,59 @@
+"""Every difference between the supported versions of transformers, told by signature, not by number."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import transformers
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface, PreTrainedModel
+
+MINIMUM_VERSION = (5, 17)
+
+__all__ = [
+    "ALL_ATTENTION_FUNCTIONS",
+    "ALL_MASK_ATTENTION_FUNCTIONS",
+    "AttentionInterface",
+    "AttentionMaskInterface",
+    "Cache",
+    "CacheLayerMixin",
+    "DynamicCache",
+    "PreTrainedModel",
+    "cache_keyword",
+    "check_version",
+    "decode_context",
+    "decoder_output",
+]
+
+
+def check_version() -> None:
+    """Raise `ImportError` with the supported range if transformers is too old."""
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < MINIMUM_VERSION:
+        raise ImportError(
+            f"pillarattn needs transformers >= 5.17, found {transformers.__version__}; "
+            "pip install -U 'transformers>=5.17'"
+        )
+
+
+def cache_keyword(model: PreTrainedModel) -> str:
+    """Return what the model's forward calls its cache: "cache" (newer) or "past_key_values"."""
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
+def decode_context(model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """Return the context that plain decoding runs in (newer versions switch MoE kernels there)."""
+    optimise = getattr(model, "_optimize_model_for_decode", None)
+    return nullcontext() if optimise is None else optimise()
+
+
+def decoder_output(cache: Any, **fields: Any) -> GenerateDecoderOnlyOutput:
+    """Return generate's output class with the cache under the name that this version gives it."""
+    names = {f for f in GenerateDecoderOnlyOutput.__dataclass_fields__}
+    key = "cache" if "cache" in names else "past_key_values"
+    return GenerateDecoderOnlyOutput(**fields, **{key: cache})

@@ -1,0 +1,175 @@
+"""From `generate`'s prepared inputs to a decoding run, and back to what `generate` returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import Generation, RowLengths
+from pillarattn.decoding.generator import SelfSpeculativeGenerator
+from pillarattn.decoding.history import History
+from pillarattn.decoding.loop import DecodingRun
+from pillarattn.decoding.outcome import Outcome, Recorder
+from pillarattn.decoding.stats import GenerationStats
+from pillarattn.errors import UnsupportedOptionError
+from pillarattn.modules.attention import PillarAttention
+from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.compat import (
+    Cache,
+    DynamicCache,
+    PreTrainedModel,
+    cache_keyword,
+    decode_context,
+    decoder_output,
+)
+from pillarattn.patch.logits import ProcessorRule
+from pillarattn.patch.options import check_generation_config, check_processors
+from pillarattn.patch.stopping import CriteriaRule
+from pillarattn.patch.target import HFTarget
+
+
+def decode(
+    generator: SelfSpeculativeGenerator,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    streamer: Any = None,
+    kernels: str = "auto",
+    **model_kwargs: Any,
+) -> Any:
+    """Run one generation; the model's twin attention must be active.
+
+    Returns:
+        A LongTensor, or generate's output class where `return_dict_in_generate` asks for it.
+
+    Raises:
+        UnsupportedOptionError: before any compute, naming an option that cannot be honoured.
+    """
+    check_generation_config(generation_config)
+    check_processors(logits_processor)
+    if model.training:
+        raise UnsupportedOptionError("the model is in training mode; call model.eval() first")
+    rule = generator.new_rule(do_sample=bool(generation_config.do_sample))
+    wants_dict = bool(generation_config.return_dict_in_generate)
+    keyword = cache_keyword(model)
+    given: Cache | None = model_kwargs.pop(keyword, None)
+    max_length = int(generation_config.max_length)
+    if generator.config.kernels != "auto":
+        kernels = generator.config.kernels
+    k = generator.config.k
+    cache = _working_cache(given, limit=max_length + k + 1, kernels=kernels)
+    # The empty DynamicCache that generate made is not the user's to look at.
+    is_users = given is not None and getattr(given, "_is_user_defined", False)
+
+    recorder = Recorder(
+        input_ids.shape[0],
+        scores=wants_dict and bool(generation_config.output_scores),
+        logits=wants_dict and bool(generation_config.output_logits),
+    )
+    pad = generation_config._pad_token_tensor
+    pad_token = 0 if pad is None else int(pad.reshape(-1)[0])
+    history = History(input_ids, capacity=max_length + k + 1, fill=pad_token)
+    outcome = Outcome(
+        history,
+        CriteriaRule(
+            stopping_criteria,
+            pad_token=pad_token,
+            recorder=recorder,
+            prompt_length=history.prompt_length,
+        ),
+        max_length=max_length,
+        emit=None if streamer is None else lambda tokens: streamer.put(tokens.cpu()),
+        keep_padding=wants_dict or is_users,
+    )
+    target = HFTarget(
+        model,
+        input_ids,
+        generation_config=generation_config,
+        model_kwargs=model_kwargs,
+        cache=cache,
+    )
+    run = DecodingRun(
+        target=target,
+        drafter=generator.new_drafter(),
+        rule=rule,
+        process=ProcessorRule(logits_processor),
+        selector=generator.new_selector(),
+        history=history,
+        outcome=outcome,
+        recorder=recorder,
+        stats=GenerationStats(),
+        k=k,
+        **_parity_options(generator, model),
+    )
+    try:
+        with decode_context(model):
+            result = run.run()
+    finally:
+        generator.stats = run.stats
+    if streamer is not None:
+        streamer.end()
+    if not (wants_dict or is_users):
+        return result.sequences
+    _restore_layout(cache, target, result)
+    returned = _returned_cache(cache, given)
+    if not wants_dict:
+        return result.sequences
+    return decoder_output(
+        returned, sequences=result.sequences, scores=result.scores, logits=result.logits
+    )
+
+
+def _working_cache(given: Cache | None, *, limit: int, kernels: str) -> PillarCache:
+    """Return the cache to decode with, holding what the caller's cache holds."""
+    if isinstance(given, PillarCache):
+        cache = given
+    else:
+        cache = PillarCache(limit=limit)
+        if getattr(given, "offloading", False):
+            raise UnsupportedOptionError(
+                "an offloading cache cannot be used with assistant=; pass a plain DynamicCache"
+            )
+        if given is not None:
+            cache.import_from(given)
+    cache.attention = PillarAttention(kernels=kernels)
+    return cache
+
+
+def _parity_options(generator: SelfSpeculativeGenerator, model: PreTrainedModel) -> dict[str, Any]:
+    """Return how the prompt seeds the first round and how many packed rows are scored."""
+    k = generator.config.k
+    if generator.config.parity == "default":
+        return {"seed_rows": k + 1, "row_limit": None}
+    config = model.config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    group = heads // (getattr(config, "num_key_value_heads", None) or heads)
+    # The paper's score kernel handles the first query tile only (reference.md 1.3).
+    return {"seed_rows": 0, "row_limit": 32 if group * (k + 1) <= 48 else 64}
+
+
+def _restore_layout(cache: PillarCache, target: HFTarget, result: Generation) -> None:
+    """Give the cache rows of equal length again, padded as the prompt was, without the last token."""
+    total = result.sequences.shape[1] - 1
+    mask = target.prompt_mask
+    valid = torch.ones(
+        result.sequences.shape[0], total, dtype=torch.bool, device=cache.lengths.device
+    )
+    if mask is not None:
+        width = min(mask.shape[1], total)
+        valid[:, :width] = mask[:, :width].bool().to(valid.device)
+    counts = valid.sum(dim=1).tolist()
+    cache.roll_back(RowLengths(counts, cache.lengths.device))
+    if not bool(valid.all()):
+        cache.expand(valid)
+
+
+def _returned_cache(cache: PillarCache, given: Cache | None) -> Cache:
+    """Return what the caller sees: its own object, filled, or a `DynamicCache`."""
+    if given is None or given is cache:
+        return cache
+    return cache.export_to(given) if isinstance(given, DynamicCache) else cache

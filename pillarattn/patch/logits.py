@@ -1,0 +1,65 @@
+"""Hugging Face logits processors on rows of different lengths, called as plain decoding would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process
+
+from pillarattn.decoding.history import History
+
+# Functions of the logits alone: all positions of all rows can be processed in one call.
+_HISTORY_FREE = (
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TopHLogitsWarper",
+    "MinPLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "LogitNormalization",
+    "InfNanRemoveLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+)
+
+
+class ProcessorRule:
+    """Applies a `LogitsProcessorList` to logits whose rows stand at different lengths.
+
+    Processors that look at history are called once for each length at which some row stands, with the
+    whole batch and that length's tokens, so that even one that counts rows sees what it would see in
+    plain decoding. They must be functions of their arguments: drafts make extra calls.
+    """
+
+    def __init__(self, processors: Any) -> None:
+        self.processors = processors
+        known = [getattr(logits_process, name, None) for name in _HISTORY_FREE]
+        self.is_history_free = all(type(p) in known for p in processors)
+
+    def __call__(self, history: History, starts: list[int], logits: Tensor) -> Tensor:
+        """Process `logits` `[B, Q, V]`; column i of row b follows `starts[b] + i` tokens."""
+        if not len(self.processors):
+            return logits
+        batch, columns, vocabulary = logits.shape
+        if self.is_history_free:
+            # Processors write in place, and raw logits may be wanted later.
+            flat = logits.reshape(-1, vocabulary).clone()
+            no_history = history.ids.new_zeros(flat.shape[0], 1)
+            return self.processors(no_history, flat).view(batch, columns, -1)  # type: ignore[no-any-return]
+        processed = torch.empty_like(logits)
+        for length in sorted({start + i for start in starts for i in range(columns)}):
+            here = [
+                (row, length - start)
+                for row, start in enumerate(starts)
+                if 0 <= length - start < columns
+            ]
+            # Rows that stand elsewhere take part with some logits of theirs; the result is dropped.
+            column = [min(max(length - start, 0), columns - 1) for start in starts]
+            scores = logits[torch.arange(batch), column].clone()
+            scores = self.processors(history.ids[:, :length], scores)
+            for row, i in here:
+                processed[row, i] = scores[row]
+        return processed

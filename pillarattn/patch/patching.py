@@ -1,0 +1,101 @@
+"""`patch` and `unpatch`: in place, per instance, idempotent, and reversible to the byte."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from pillarattn.config import KERNEL_CHOICES
+from pillarattn.patch.compat import PreTrainedModel, check_version
+from pillarattn.patch.generate import PatchedGenerate
+from pillarattn.patch.preflight import preflight as run_preflight
+from pillarattn.patch.record import RECORD, PatchRecord
+from pillarattn.patch.support import check, describe
+
+M = TypeVar("M", bound=PreTrainedModel)
+
+
+def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
+    """Prepare a causal LM for sparse self-speculation, in place; return it.
+
+    The model gets a config of its own and a `generate` that takes `assistant=`; its weights, its type
+    and what it computes without an assistant stay as they are. Patching twice changes nothing.
+
+    Args:
+        model: any decoder-only `AutoModelForCausalLM`.
+        kernels: "auto", "reference" (PyTorch) or "triton".
+        preflight: run the model on a few random tokens first, and refuse it if a block of tokens does
+            not give what single steps give. Turn it off only for models known to pass.
+
+    Raises:
+        UnsupportedModelError: the model cannot be decoded losslessly; says why and what to do.
+        ValueError: `kernels` is unknown.
+    """
+    check_version()
+    if kernels not in KERNEL_CHOICES:
+        raise ValueError(
+            f"kernels must be one of {', '.join(map(repr, KERNEL_CHOICES))}, got {kernels!r}"
+        )
+    if is_patched(model):
+        getattr(model, RECORD).kernels = kernels
+        return model
+    check(model)
+    record = PatchRecord(
+        configs=_own_configs(model),
+        had_generate=model.__dict__.get("generate"),
+        kernels=kernels,
+        info=describe(model),
+    )
+    model.__dict__[RECORD] = record
+    try:
+        if preflight:
+            run_preflight(model, record)
+    except BaseException:
+        _restore(model, record)
+        raise
+    model.__dict__["generate"] = PatchedGenerate(model, record.had_generate)
+    return model
+
+
+def unpatch(model: M) -> M:
+    """Undo `patch`: the model's configs, `generate` and attribute names are what they were."""
+    record = getattr(model, RECORD, None)
+    if record is not None:
+        _restore(model, record)
+    return model
+
+
+def is_patched(model: Any) -> bool:
+    """Whether `patch` has prepared this very object."""
+    return RECORD in getattr(model, "__dict__", {})
+
+
+def _own_configs(model: PreTrainedModel) -> list[tuple[Any, Any]]:
+    """Give the model copies of its configs: models built from one config object would share them."""
+    memo: dict[int, Any] = {}
+    pairs: list[tuple[Any, Any]] = []
+    seen: set[int] = set()
+    for module in model.modules():
+        for value in list(vars(module).values()):
+            if isinstance(value, PreTrainedConfig) and id(value) not in seen:
+                seen.add(id(value))
+                pairs.append((value, copy.deepcopy(value, memo)))
+    _swap(model, {id(original): own for original, own in pairs})
+    return pairs
+
+
+def _restore(model: PreTrainedModel, record: PatchRecord) -> None:
+    _swap(model, {id(own): original for original, own in record.configs})
+    model.__dict__.pop("generate", None)
+    if record.had_generate is not None:
+        model.__dict__["generate"] = record.had_generate
+    model.__dict__.pop(RECORD, None)
+
+
+def _swap(model: PreTrainedModel, replacements: dict[int, Any]) -> None:
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, PreTrainedConfig) and id(value) in replacements:
+                module.__dict__[name] = replacements[id(value)]

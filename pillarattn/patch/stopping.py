@@ -1,0 +1,56 @@
+"""Hugging Face stopping criteria, asked row by row at exactly the length where they would be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from pillarattn.decoding.history import History
+from pillarattn.decoding.outcome import Recorder
+
+# Criteria that judge each row by its own tokens (or by the clock): rows may be asked apart.
+_ROW_WISE = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+
+
+class CriteriaRule:
+    """Splits a `StoppingCriteriaList` into criteria of one row and criteria of the whole batch.
+
+    Args:
+        criteria: as `generate` prepared them.
+        pad_token: what finished rows are filled with.
+        recorder: gives the scores that criteria may read.
+        prompt_length: tokens before the first new one.
+    """
+
+    def __init__(
+        self, criteria: Any, *, pad_token: int, recorder: Recorder, prompt_length: int
+    ) -> None:
+        self._own = StoppingCriteriaList(c for c in criteria if type(c) in _ROW_WISE)
+        self._shared = StoppingCriteriaList(c for c in criteria if type(c) not in _ROW_WISE)
+        # Plain decoding pads finished rows only if some criterion knows an end-of-sequence token.
+        self.pads_finished_rows = any(hasattr(c, "eos_token_id") for c in criteria)
+        self.pad_token = pad_token
+        self._recorder = recorder
+        self._prompt_length = prompt_length
+
+    def finished(self, history: History, rows: list[int], length: int) -> list[bool]:
+        """Ask the row-wise criteria about `rows` at `length` tokens."""
+        index = torch.tensor(rows, device=history.ids.device)
+        verdict = self._own(history.ids[index, :length], None)
+        return torch.as_tensor(verdict).expand(len(rows)).tolist()  # type: ignore[no-any-return]
+
+    def finished_together(self, history: History, length: int) -> list[bool] | None:
+        """Ask the other criteria about all rows at `length` tokens."""
+        if not len(self._shared):
+            return None
+        scores = self._recorder.scores_so_far(length - self._prompt_length)
+        verdict = self._shared(history.ids[:, :length], scores)
+        return torch.as_tensor(verdict).expand(history.batch).tolist()  # type: ignore[no-any-return]
