@@ -3,6 +3,7 @@
 from pillarattn.config import PillarConfig
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.errors import UnsupportedModelError
+from pillarattn.evaluation.lossless import LosslessReport, check_lossless
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.strategies import Strategy, register_strategy
 from pillarattn.patch.cache_adapter import PillarCache
@@ -13,12 +14,14 @@ from pillarattn.patch.patching import patch, unpatch
 __version__ = "0.1.0"
 
 __all__ = [
+    "LosslessReport",
     "PillarAttention",
     "PillarCache",
     "PillarConfig",
     "SelfSpeculativeGenerator",
     "Strategy",
     "UnsupportedModelError",
+    "check_lossless",
     "patch",
     "register_strategy",
     "unpatch",

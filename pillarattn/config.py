@@ -1,4 +1,4 @@
-"""Every knob of sparse self-speculation: checked on construction, and the same in code and files."""
+"""Every knob of sparse self-speculation: checked on construction, the same in code and files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PillarConfig:
             sampling), or "auto": greedy without sampling, gumbel with a `seed`, else rejection.
         seed: key of the sampling noise; None draws from torch's global generator.
         kernels: "reference" (PyTorch), "triton", or "auto" (Triton where it exists and can run).
-        parity: "reference" scores and selects exactly as the paper's code does (`row_limit` included);
+        parity: "reference" scores and selects exactly as the paper's code does (row limit too);
             "default" keeps every accepted row in fp32 and starts from the prompt's last rows.
 
     Raises:

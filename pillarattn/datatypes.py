@@ -22,9 +22,9 @@ class Selection:
     """The keys that draft attention reads in one layer, besides the tail written since.
 
     Attributes:
-        indices: `[B, Hkv, N]` int32, logical positions, ascending; entries past `counts` are unused.
+        indices: `[B, Hkv, N]` int32, logical positions, ascending; unused past `counts`.
         counts: `[B, Hkv]` int32, how many entries of each row are used.
-        tail_start: `[B]` int64, the length when the keys were chosen; every later position is read too.
+        tail_start: `[B]` int64, length when the keys were chosen; later positions are read too.
     """
 
     indices: Tensor
@@ -63,7 +63,7 @@ class RowLengths:
         return self.max == self.min
 
     def plus(self, tokens: int) -> RowLengths:
-        """Lengths after `tokens` more tokens in every row; the layers of one forward share the result."""
+        """Lengths after `tokens` more tokens in every row; the layers of a forward share them."""
         if tokens not in self._next:
             self._next[tokens] = RowLengths([n + tokens for n in self.host], self.device)
         return self._next[tokens]
@@ -81,7 +81,7 @@ class Draft:
 
     Attributes:
         tokens: `[B, k]` int64.
-        probs: `[B, k, V]` fp32, the distribution each token was sampled from (None: greedy or seeded).
+        probs: `[B, k, V]` fp32, what each token was sampled from (None: greedy or seeded).
     """
 
     tokens: Tensor

@@ -73,7 +73,13 @@ class SelfSpeculativeGenerator:
         """
         name = self.config.acceptance
         if name == "auto":
-            name = "greedy" if not do_sample else "gumbel" if self.config.seed is not None else "rejection"
+            name = (
+                "greedy"
+                if not do_sample
+                else "gumbel"
+                if self.config.seed is not None
+                else "rejection"
+            )
         if (name == "greedy") == do_sample:
             raise ValueError(
                 f"acceptance={name!r} does not fit do_sample={do_sample}; "

@@ -9,9 +9,9 @@ from torch import Tensor
 class History:
     """Token ids `[B, capacity]` and the committed length of each row.
 
-    Lengths count from the left edge of the padded prompt, as Hugging Face's `input_ids` do. What lies
-    past a row's length is scratch: drafts are written there, so that a logits rule sees them as
-    history, and overwritten when the verdict is known.
+    Lengths count from the left edge of the padded prompt, as Hugging Face's `input_ids` do. What
+    lies past a row's length is scratch: drafts are written there, so that a logits rule sees them
+    as history, and overwritten when the verdict is known.
     """
 
     def __init__(self, prompt: Tensor, capacity: int, fill: int) -> None:
@@ -34,7 +34,7 @@ class History:
         return self.ids.gather(1, last.unsqueeze(1))
 
     def sketch(self, offset: int, tokens: Tensor) -> None:
-        """Write `tokens` `[B]` at `offset` past each row's committed end, without committing them."""
+        """Write `tokens` `[B]` at `offset` past each row's end, without committing them."""
         place = torch.tensor(self.lengths, device=self.ids.device) + offset
         self.ids.scatter_(1, place.unsqueeze(1), tokens.unsqueeze(1))
 

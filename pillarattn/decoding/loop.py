@@ -1,4 +1,4 @@
-"""The loop: prefill, then rounds of draft, verify, accept, roll back and select until all rows end."""
+"""The loop: prefill, then rounds of draft, verify, accept, roll back and select."""
 
 from __future__ import annotations
 
@@ -164,12 +164,10 @@ class DecodingRun:
             )
 
     def _finish_round(self, before: list[int], base: RowLengths) -> None:
-        """Stop rows, and set the cache to the tokens that are left: all but the newest of each row."""
+        """Stop rows, and cut the cache to what is left: all but each row's newest token."""
         self.last_width = max(self.target.cache.lengths.host) - max(base.host)
         self.outcome.update(before)
-        self.emitted = [
-            new - old for new, old in zip(self.history.lengths, before, strict=True)
-        ]
+        self.emitted = [new - old for new, old in zip(self.history.lengths, before, strict=True)]
         for row, length in enumerate(self.history.lengths):
             self.recorder.truncate(row, length - self.history.prompt_length)
         if self.last_width:
@@ -194,8 +192,8 @@ class DecodingRun:
             base = cache.lengths.host[row]
             for i in range(1, k + 1):
                 here = base + i
-                read = sum(here if w is None else min(w, here) for w in dense)
-                read += (sparse[row] if sparse else 0.0) + i * len(chosen)
+                chosen_keys = (sparse[row] if sparse else 0.0) + i * len(chosen)
+                read = chosen_keys + sum(here if w is None else min(w, here) for w in dense)
                 full = sum(here if w is None else min(w, here) for w in windows)
                 self.stats.keys_read += read / len(layers)
                 self.stats.keys_full += full / len(layers)

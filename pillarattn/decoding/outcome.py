@@ -14,8 +14,8 @@ from pillarattn.decoding.target import StopRule
 class Outcome:
     """Follows every row to its end, exactly where plain decoding would have ended it.
 
-    Rules that look at one row are asked for each new token in order; rules that may look at the whole
-    batch are asked for a length once every row has reached it, as plain decoding would have.
+    Rules that look at one row are asked for each new token in order; rules that may look at the
+    whole batch are asked for a length once every row has reached it, as plain decoding would have.
 
     Attributes:
         stopped_at: each row's length at its end, or None while it goes on.
@@ -66,7 +66,7 @@ class Outcome:
         )
 
     def update(self, before: list[int]) -> None:
-        """Look at the tokens committed since the lengths `before`: stop rows, stream what is final."""
+        """Look at tokens committed since the lengths `before`: stop rows, stream what is final."""
         history = self.history
         first, last = min(before) + 1, max(history.lengths)
         for length in range(first, last + 1):
@@ -76,9 +76,7 @@ class Outcome:
                 if self.stopped_at[row] is None and old < length <= history.lengths[row]
             ]
             if rows:
-                for row, ends in zip(
-                    rows, self.stop.finished(history, rows, length), strict=True
-                ):
+                for row, ends in zip(rows, self.stop.finished(history, rows, length), strict=True):
                     if ends:
                         self._stop(row, length)
         self._settle()

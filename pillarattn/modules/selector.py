@@ -1,4 +1,4 @@
-"""The selector: budget, forced tokens and strategy make one selection a layer, for a whole model."""
+"""The selector: budget, forced tokens and strategy make one selection a layer."""
 
 from __future__ import annotations
 
@@ -215,6 +215,6 @@ class Selector:
         return {
             index: Selection(keys, count, lengths.tensor)
             for index, keys, count in zip(
-                indices, chosen.split(batch), counts.split(batch), strict=True
+                indices, torch.split(chosen, batch), torch.split(counts, batch), strict=True
             )
         }

@@ -88,22 +88,23 @@ def attention_forward(
     Everything else, a prefill included, goes to the implementation `original`, whose result is then
     bit for bit what it was.
     """
-    origin = getattr(key, ORIGIN, None)
-    step = origin[0].step if origin is not None else None
+    origin: tuple[Any, int] = getattr(key, ORIGIN, (None, 0))
+    cache, index = origin
+    step = getattr(cache, "step", None)
     if step is None or step.phase is Phase.PREFILL:
         if step is not None:
             options = attention_options(original, module, attention_mask, kwargs)
-            cache, index = origin
             cache.layers[index].window = options.window
             step.visited.append(index)
             keep_queries(query, step, index, options)
-        mask = attention_mask.mask() if isinstance(attention_mask, MaskDescriptor) else attention_mask
+        mask = (
+            attention_mask.mask() if isinstance(attention_mask, MaskDescriptor) else attention_mask
+        )
         return original_function(original, module)(module, query, key, value, mask, **kwargs)
     if kwargs.get("dropout"):
         raise UnsupportedModelError(
             f"{type(module).__name__} applies attention dropout; call model.eval() first"
         )
-    cache, index = origin
     options = attention_options(original, module, attention_mask, kwargs)
     out = cache.attention(query, cache.layers[index], step, index, options)
     return out.transpose(1, 2).contiguous(), None
@@ -146,5 +147,5 @@ def original_function(original: str, module: nn.Module) -> Callable[..., Any]:
     """Return the implementation that a twin wraps; "eager" is the modelling file's own."""
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if original == "eager" and eager is not None:
-        return eager  # type: ignore[no-any-return]
-    return ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)  # type: ignore[no-any-return]
+        return eager
+    return ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)

@@ -19,7 +19,7 @@ from pillarattn.patch.compat import Cache, CacheLayerMixin, DynamicCache
 ORIGIN = "pillarattn_origin"
 
 
-class PillarCacheLayer(ContiguousLayer, CacheLayerMixin):  # type: ignore[misc]
+class PillarCacheLayer(ContiguousLayer, CacheLayerMixin):
     """A `ContiguousLayer` that answers the questions Hugging Face asks of a cache layer."""
 
     is_sliding = False
@@ -97,11 +97,11 @@ class PillarCacheLayer(ContiguousLayer, CacheLayerMixin):  # type: ignore[misc]
     prefetch = offload
 
 
-class PillarCache(ContiguousCache, Cache):  # type: ignore[misc]
+class PillarCache(ContiguousCache, Cache):
     """Preallocated Hugging Face cache with rows of their own lengths; rolls back in O(1).
 
-    Keys and values are written in place and buffers double when a power of two is crossed, so that a
-    step never copies the past. With rows of equal length it is a drop-in `cache=` /
+    Keys and values are written in place and buffers double when a power of two is crossed, so that
+    a step never copies the past. With rows of equal length it is a drop-in `cache=` /
     `past_key_values=` for any model with full or windowed attention.
 
     Args:
@@ -126,8 +126,9 @@ class PillarCache(ContiguousCache, Cache):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest `-tokens_to_remove` tokens of every row."""
-        for layer in self.layers:
-            layer.crop(tokens_to_remove)  # type: ignore[attr-defined]
+        for layer in self.used_layers:
+            assert layer.lengths is not None
+            layer.roll_back(layer.lengths.plus(tokens_to_remove))
 
     def import_from(self, other: Cache) -> None:
         """Copy the tokens of a `DynamicCache`; what a window has dropped there stays hidden here.

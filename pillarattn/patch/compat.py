@@ -1,4 +1,4 @@
-"""Every difference between the supported versions of transformers, told by signature, not by number."""
+"""Every difference between supported versions of transformers, told by signature."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def decode_context(model: PreTrainedModel) -> AbstractContextManager[Any]:
 
 def decoder_output(cache: Any, **fields: Any) -> GenerateDecoderOnlyOutput:
     """Return generate's output class with the cache under the name that this version gives it."""
-    names = {f for f in GenerateDecoderOnlyOutput.__dataclass_fields__}
-    key = "cache" if "cache" in names else "past_key_values"
+    key = (
+        "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
+    )
     return GenerateDecoderOnlyOutput(**fields, **{key: cache})

@@ -153,7 +153,7 @@ def _parity_options(generator: SelfSpeculativeGenerator, model: PreTrainedModel)
 
 
 def _restore_layout(cache: PillarCache, target: HFTarget, result: Generation) -> None:
-    """Give the cache rows of equal length again, padded as the prompt was, without the last token."""
+    """Give the cache equal rows again, padded as the prompt was, without the last token."""
     total = result.sequences.shape[1] - 1
     mask = target.prompt_mask
     valid = torch.ones(

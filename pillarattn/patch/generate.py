@@ -15,8 +15,8 @@ from pillarattn.patch.options import check_call
 class PatchedGenerate:
     """`model.generate` of a patched model.
 
-    Without `assistant=` it is the model's own method. A class, not a closure, so that a patched model
-    can be pickled and deep-copied.
+    Without `assistant=` it is the model's own method. A class, not a closure, so that a patched
+    model can be pickled and deep-copied.
     """
 
     def __init__(self, model: PreTrainedModel, original: Any = None) -> None:
@@ -30,7 +30,9 @@ class PatchedGenerate:
             UnsupportedOptionError: an argument competes with `assistant=`.
             TypeError: `assistant` is something else.
         """
-        if assistant is None and isinstance(kwargs.get("custom_generate"), SelfSpeculativeGenerator):
+        if assistant is None and isinstance(
+            kwargs.get("custom_generate"), SelfSpeculativeGenerator
+        ):
             assistant = kwargs.pop("custom_generate")
         if assistant is None:
             return self._stock(*args, **kwargs)

@@ -29,9 +29,9 @@ _HISTORY_FREE = (
 class ProcessorRule:
     """Applies a `LogitsProcessorList` to logits whose rows stand at different lengths.
 
-    Processors that look at history are called once for each length at which some row stands, with the
-    whole batch and that length's tokens, so that even one that counts rows sees what it would see in
-    plain decoding. They must be functions of their arguments: drafts make extra calls.
+    Processors that look at history are called once for each length at which some row stands, with
+    the whole batch and that length's tokens, so that even one that counts rows sees what it would
+    see in plain decoding. They must be functions of their arguments: drafts make extra calls.
     """
 
     def __init__(self, processors: Any) -> None:
@@ -48,7 +48,7 @@ class ProcessorRule:
             # Processors write in place, and raw logits may be wanted later.
             flat = logits.reshape(-1, vocabulary).clone()
             no_history = history.ids.new_zeros(flat.shape[0], 1)
-            return self.processors(no_history, flat).view(batch, columns, -1)  # type: ignore[no-any-return]
+            return self.processors(no_history, flat).view(batch, columns, -1)
         processed = torch.empty_like(logits)
         for length in sorted({start + i for start in starts for i in range(columns)}):
             here = [

@@ -20,13 +20,14 @@ M = TypeVar("M", bound=PreTrainedModel)
 def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
     """Prepare a causal LM for sparse self-speculation, in place; return it.
 
-    The model gets a config of its own and a `generate` that takes `assistant=`; its weights, its type
-    and what it computes without an assistant stay as they are. Patching twice changes nothing.
+    The model gets a config of its own and a `generate` that takes `assistant=`; its weights, its
+    type and what it computes without an assistant stay as they are. Patching twice changes nothing.
 
     Args:
         model: any decoder-only `AutoModelForCausalLM`.
         kernels: "auto", "reference" (PyTorch) or "triton".
-        preflight: run the model on a few random tokens first, and refuse it if a block of tokens does
+        preflight: run the model on a few random tokens first, and refuse it if a block of tokens
+        does
             not give what single steps give. Turn it off only for models known to pass.
 
     Raises:
@@ -73,7 +74,7 @@ def is_patched(model: Any) -> bool:
 
 
 def _own_configs(model: PreTrainedModel) -> list[tuple[Any, Any]]:
-    """Give the model copies of its configs: models built from one config object would share them."""
+    """Give the model copies of its configs: models built from one object share it."""
     memo: dict[int, Any] = {}
     pairs: list[tuple[Any, Any]] = []
     seen: set[int] = set()

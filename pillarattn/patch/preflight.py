@@ -79,7 +79,9 @@ def _plain_steps(model: PreTrainedModel, ids: Tensor) -> Tensor:
     for i in range(BLOCK):
         cache = outputs.get("cache") if "cache" in outputs else outputs.past_key_values
         here = ids[:, PROMPT + i : PROMPT + i + 1]
-        outputs = model(input_ids=here, use_cache=True, return_dict=True, **{cache_keyword(model): cache})
+        outputs = model(
+            input_ids=here, use_cache=True, return_dict=True, **{cache_keyword(model): cache}
+        )
         logits.append(outputs.logits[:, -1].float())
     return torch.stack(logits, dim=1)
 
@@ -105,7 +107,9 @@ def _blocks(model: PreTrainedModel, record: PatchRecord, ids: Tensor) -> dict[st
         base = cache.lengths
         results["verified"] = target.forward(block, StepState(Phase.VERIFY))
         cache.roll_back(base)
-        drafted = [target.forward(block[:, i : i + 1], StepState(Phase.DRAFT)) for i in range(BLOCK)]
+        drafted = [
+            target.forward(block[:, i : i + 1], StepState(Phase.DRAFT)) for i in range(BLOCK)
+        ]
         results["drafted"] = torch.cat(drafted, dim=1)
         cache.roll_back(base)
         results["repeated"] = target.forward(block, StepState(Phase.VERIFY))

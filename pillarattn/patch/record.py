@@ -35,7 +35,9 @@ class PatchRecord:
     users: int = 0
     originals: list[str] = field(default_factory=list)
 
-    def decode(self, generator: Any, model: PreTrainedModel, input_ids: Any, **prepared: Any) -> Any:
+    def decode(
+        self, generator: Any, model: PreTrainedModel, input_ids: Any, **prepared: Any
+    ) -> Any:
         """Run `generator` on the model with its twin attention switched on."""
         with self.active():
             return decode(generator, model, input_ids, kernels=self.kernels, **prepared)

@@ -45,7 +45,7 @@ class CriteriaRule:
         """Ask the row-wise criteria about `rows` at `length` tokens."""
         index = torch.tensor(rows, device=history.ids.device)
         verdict = self._own(history.ids[index, :length], None)
-        return torch.as_tensor(verdict).expand(len(rows)).tolist()  # type: ignore[no-any-return]
+        return torch.as_tensor(verdict).expand(len(rows)).tolist()
 
     def finished_together(self, history: History, length: int) -> list[bool] | None:
         """Ask the other criteria about all rows at `length` tokens."""
@@ -53,4 +53,4 @@ class CriteriaRule:
             return None
         scores = self._recorder.scores_so_far(length - self._prompt_length)
         verdict = self._shared(history.ids[:, :length], scores)
-        return torch.as_tensor(verdict).expand(history.batch).tolist()  # type: ignore[no-any-return]
+        return torch.as_tensor(verdict).expand(history.batch).tolist()

@@ -20,7 +20,7 @@ _PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
 
 
 class HFTarget:
-    """Runs prefill through `generate`'s own path and later blocks row by row at their true positions.
+    """Runs the prompt through `generate`'s own path, and blocks at each row's true positions.
 
     Args:
         model: patched, with its twin attention active.
@@ -88,7 +88,7 @@ class HFTarget:
             self.cache.step = None
         self._check_layers(step)
         logits = outputs.logits[:, -width:]
-        return logits.to(copy=True, dtype=torch.float32, device=tokens.device)  # type: ignore[no-any-return]
+        return logits.to(copy=True, dtype=torch.float32, device=tokens.device)
 
     def _block_kwargs(self, width: int) -> dict[str, Any]:
         kwargs = {k: v for k, v in self._kwargs.items() if k not in _PROMPT_ONLY}

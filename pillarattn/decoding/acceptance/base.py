@@ -15,7 +15,8 @@ class AcceptanceRule(ABC):
     """Draws draft tokens and judges them against the target, from processed logits.
 
     Both halves live in one object because a rule is lossless only if it knows the distribution that
-    drafts were really drawn from. `steps` are indices of new tokens, 0 for the first after the prompt.
+    drafts were really drawn from. `steps` are indices of new tokens, 0 for the first after the
+    prompt.
 
     Args:
         seed: key of the sampling noise, for rules that have one.
@@ -30,7 +31,7 @@ class AcceptanceRule(ABC):
 
     @abstractmethod
     def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
-        """Compare the draft with the target's `logits` `[B, k + 1, V]`; row b's first is `steps[b]`."""
+        """Compare the draft with the target's `logits` `[B, k + 1, V]`, which start at `steps`."""
 
 
 ACCEPTANCE: Registry[AcceptanceRule] = Registry("acceptance rule")

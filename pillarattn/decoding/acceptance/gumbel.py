@@ -1,4 +1,4 @@
-"""Gumbel acceptance: sampling whose noise is fixed by seed, row and step, so that paths coincide."""
+"""Gumbel acceptance: sampling whose noise is fixed by seed, row and step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pillarattn.decoding.acceptance.base import ACCEPTANCE, AcceptanceRule, matc
 class GumbelRule(AcceptanceRule):
     """Every token is argmax(logits + g) with Gumbel noise g keyed by (seed, row, step).
 
-    Drafts and target use the same noise, so that the output is the very path that plain sampling with
-    this noise takes (`k=0`), whatever was drafted; its law is softmax(logits).
+    Drafts and target use the same noise, so that the output is the very path that plain sampling
+    with this noise takes (`k=0`), whatever was drafted; its law is softmax(logits).
 
     Args:
         seed: key of the noise; None draws one from torch's global generator.

@@ -11,7 +11,7 @@ from pillarattn.decoding.drafters.base import DRAFTERS, Drafter, DraftRequest
 
 @DRAFTERS.register("sparse")
 class SparseDrafter(Drafter):
-    """k forward passes of one row each over the round's selection; their keys are then rolled back."""
+    """k forward passes of one row each over the round's selection, then rolled back."""
 
     def draft(self, request: DraftRequest) -> Draft:
         """Draft token by token, each step seeing the drafts before it."""

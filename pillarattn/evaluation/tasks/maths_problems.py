@@ -11,7 +11,7 @@ from math import comb, gcd, isqrt
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem, its worked solution and its answer; `numbers` are the random choices behind it."""
+    """One problem, its worked solution and its answer; `numbers` are the choices behind it."""
 
     kind: str
     statement: str
@@ -25,7 +25,7 @@ Template = Callable[[random.Random], Problem]
 
 def linear_equation(rng: random.Random) -> Problem:
     """Solve ax + b = cx + d for a whole x."""
-    x, c, more, b = rng.randint(2, 15), rng.randint(1, 6), rng.randint(2, 8), rng.randint(1, 30)
+    x, c, more, b = rng.randint(2, 15), rng.randint(2, 6), rng.randint(2, 8), rng.randint(1, 30)
     a, d = c + more, more * x + b
     return Problem(
         "linear_equation",
@@ -121,7 +121,8 @@ def right_triangle(rng: random.Random) -> Problem:
 def fraction_sum(rng: random.Random) -> Problem:
     """Add two fractions and simplify."""
     q, s = rng.sample(range(2, 13), 2)
-    p, r = rng.randint(1, q - 1), rng.randint(1, s - 1)
+    p = rng.choice([n for n in range(1, q) if gcd(n, q) == 1])
+    r = rng.choice([n for n in range(1, s) if gcd(n, s) == 1])
     common = q * s // gcd(q, s)
     left, right = p * common // q, r * common // s
     total = Fraction(p, q) + Fraction(r, s)
@@ -183,7 +184,7 @@ def power_remainder(rng: random.Random) -> Problem:
 def two_unknowns(rng: random.Random) -> Problem:
     """Solve for two numbers given by their sum and a weighted sum."""
     x, y, a = rng.randint(2, 20), rng.randint(2, 20), rng.randint(2, 5)
-    b = a + rng.randint(1, 4)
+    b = a + rng.randint(2, 5)
     total, cost = x + y, a * x + b * y
     return Problem(
         "two_unknowns",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -39,7 +40,7 @@ def worked_maths(tokens_target: int, tokenizer: Any, seed: int = 0) -> str:
         solved.pop()
 
 
-def problems(seed: int = 0) -> Any:
+def problems(seed: int = 0) -> Iterator[Problem]:
     """Yield problems without end; every template comes once in each run of `len(TEMPLATES)`."""
     return (_problem(seed, index) for index in count())
 

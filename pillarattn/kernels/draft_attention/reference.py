@@ -49,7 +49,7 @@ def draft_attention(
     logits = (rows @ near_keys.transpose(-1, -2)).unsqueeze(-2)
     probabilities = attention_probabilities(logits, visible=visible, softcap=softcap, sinks=sinks)
     out = probabilities.squeeze(-2) @ near_values
-    return out.reshape(batch, query_heads, 1, -1).to(query.dtype)
+    return out.reshape(batch, query_heads, 1, values.shape[3]).to(query.dtype)
 
 
 def _positions_read(

@@ -27,7 +27,7 @@ def verify_attention(
     probabilities = _probabilities(
         query, keys, lengths=lengths, scale=scale, window=window, softcap=softcap, sinks=sinks
     )
-    packed = probabilities.reshape(batch, keys.shape[1], -1, longest - first)
+    packed = probabilities.flatten(2, 3)
     defined = max(shortest, first)
     near = values[:, :, first:defined].to(packed.dtype)
     out = packed[..., : defined - first] @ near
@@ -37,7 +37,7 @@ def verify_attention(
         past = torch.arange(defined, longest, device=lengths.device).view(-1, 1) >= ends
         ragged = values[:, :, defined:longest].to(packed.dtype).masked_fill(past, 0.0)
         out = out + packed[..., defined - first :] @ ragged
-    out = out.reshape(batch, query_heads, queries, -1).to(query.dtype)
+    out = out.reshape(batch, query_heads, queries, values.shape[3]).to(query.dtype)
     if not return_scores:
         return out, None
     return out, _row_scores(probabilities, first=first, size=keys.shape[2], row_limit=row_limit)
@@ -88,7 +88,7 @@ def _probabilities(
     first, shortest, longest = _key_range(lengths, queries, window)
     rows = (query.to(dtype) * scale).reshape(batch, kv_heads, group * queries, dim)
     near = keys[:, :, first:longest].to(dtype)
-    logits = (rows @ near.transpose(-1, -2)).view(batch, kv_heads, group, queries, -1)
+    logits = (rows @ near.transpose(-1, -2)).unflatten(2, (group, queries))
     # Without a window every row sees all that the first query of the shortest row sees: the mask
     # covers the few columns after that.
     masked = first if window is not None else max(shortest - queries + 1, 0)

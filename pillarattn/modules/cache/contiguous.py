@@ -31,7 +31,7 @@ class ContiguousLayer:
         return 0 if self.key_buffer is None else self.key_buffer.shape[2]
 
     def append(self, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write Q new tokens to each row, `[B, Hkv, Q, D]`, and return views up to the longest row."""
+        """Write Q new tokens a row, `[B, Hkv, Q, D]`, and return views up to the longest row."""
         batch, tokens = new_keys.shape[0], new_keys.shape[2]
         if self.lengths is None:
             self.lengths = RowLengths([0] * batch, new_keys.device)
@@ -43,7 +43,8 @@ class ContiguousLayer:
         base = self.lengths
         grown = base.plus(tokens)
         self._reserve(grown.max, new_keys, new_values)
-        assert self.key_buffer is not None and self.value_buffer is not None
+        assert self.key_buffer is not None
+        assert self.value_buffer is not None
         start = base.max if base.is_uniform else base.tensor
         kv_append(
             self.key_buffer,
@@ -84,12 +85,14 @@ class ContiguousLayer:
         self.lengths = RowLengths([self.lengths.host[r] for r in rows.tolist()], index.device)
 
     def rearrange(self, source: Tensor, lengths: RowLengths) -> None:
-        """Put position `source[b, j]` of row b at j, for each j; -1 leaves zeros. Sets the lengths."""
+        """Put position `source[b, j]` of row b at j; -1 leaves zeros. Sets the lengths."""
         if self.key_buffer is None or self.value_buffer is None:
             return
         self._reserve(source.shape[1], self.key_buffer, self.value_buffer)
         for buffer in (self.key_buffer, self.value_buffer):
-            index = source.clamp_min(0)[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3])
+            index = source.clamp_min(0)[:, None, :, None].expand(
+                -1, buffer.shape[1], -1, buffer.shape[3]
+            )
             moved = buffer.gather(2, index)
             moved.masked_fill_((source < 0)[:, None, :, None], 0.0)
             buffer[:, :, : source.shape[1]] = moved
@@ -133,7 +136,7 @@ class ContiguousCache:
             layer.roll_back(lengths)
 
     def compact(self, valid: Tensor) -> None:
-        """Drop padding: keep the positions where `valid` `[B, S]` is true, moved to the row's front."""
+        """Drop padding: keep positions where `valid` `[B, S]` is true, moved to the front."""
         counts = valid.sum(dim=1)
         order = torch.argsort((~valid).to(torch.int8), dim=1, stable=True)
         lengths = RowLengths(counts.tolist(), valid.device)

@@ -18,8 +18,8 @@ __all__ = [
     "OracleStrategy",
     "PillarStrategy",
     "SelectionRequest",
-    "StreamingStrategy",
     "Strategy",
+    "StreamingStrategy",
     "UniformStrategy",
     "register_strategy",
 ]

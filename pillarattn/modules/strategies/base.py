@@ -26,7 +26,7 @@ class SelectionRequest:
         kv_heads: Hkv.
         max_length: S, the longest row.
         scores: `[R, Hkv, S]`, mean softmax mass of each key in the last verify pass (in the draft
-            query's own row for strategies with `refresh = "step"`); None if `needs_scores` is False.
+            query's own row for `refresh = "step"`); None if `needs_scores` is False.
         round_index: rounds since the prompt, 0 for the first selection.
     """
 
@@ -41,7 +41,7 @@ class SelectionRequest:
     round_index: int = 0
 
     def keep_best(self, scores: Tensor, *, sink: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the selection that ranks keys by `scores` `[R, Hkv, S]`, forced tokens included."""
+        """Return the selection that ranks keys by `scores` `[R, Hkv, S]`, forced ones included."""
         return topk_select(
             scores,
             lengths=self.lengths,

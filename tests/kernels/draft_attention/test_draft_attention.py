@@ -157,6 +157,16 @@ def test_nothing_to_read_is_zero(sinks) -> None:
     assert torch.equal(draft_attention(**case, sinks=sinks), torch.zeros_like(out))
 
 
+def test_a_row_without_tokens_is_zero() -> None:
+    """All of its cache is undefined, also the row that padding points to."""
+    case = make_case(2, 64, 2, 2, torch.float32)
+    case["lengths"][1] = case["tail_start"][1] = 0
+    case["counts"][1] = 0
+    case["keys"][1] = case["values"][1] = NAN
+    out = draft_attention(**case)
+    assert torch.equal(out[1], torch.zeros_like(out[1])) and out[0].abs().min() > 0
+
+
 def test_everything_selected_is_full_attention() -> None:
     """reference.md 7.28."""
     case = make_case(2, 65, 2, 3, torch.float32, uniform=True)

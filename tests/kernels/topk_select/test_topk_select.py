@@ -99,6 +99,12 @@ def test_undefined_scores_are_never_kept() -> None:
     assert indices.max() < 12 and indices[0, 0, 0] == 0
 
 
+def test_ties_go_to_the_lowest_position_also_between_zeros() -> None:
+    scores = torch.tensor([[[-0.0, 0.0, -0.0, 0.0, -1.0, 0.0]]])
+    indices, _ = select(scores, [6], [3], [0])
+    assert indices[0, 0].tolist() == [0, 1, 2]
+
+
 def test_fp16_collapses_near_uniform_scores_and_fp32_does_not() -> None:
     """reference.md 7.8: a long context's near-uniform scores are one fp16 value."""
     size = 131072

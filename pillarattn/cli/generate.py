@@ -1,0 +1,201 @@
+"""`pillarattn generate`: one prompt, plainly and speculatively, with times and a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pillarattn import SelfSpeculativeGenerator, __version__, patch
+from pillarattn.cli.console import (
+    check_json_target,
+    human_console,
+    readable_errors,
+    write_json,
+)
+from pillarattn.cli.live_text import LiveText
+from pillarattn.cli.result_tables import show_comparison, show_strategies, show_verdict
+from pillarattn.evaluation.comparison import Comparison, compare
+from pillarattn.evaluation.demo_model import load_model, resolve_device, resolve_dtype
+from pillarattn.evaluation.environment import environment
+from pillarattn.evaluation.strategy_acceptance import strategy_acceptance
+from pillarattn.evaluation.tasks.worked_maths import worked_maths
+from pillarattn.modules.strategies import STRATEGIES
+
+DEMO_STRATEGIES = "pillar,streaming,oracle,uniform"
+STRATEGY_TOKENS = 48
+SCHEMA = 1
+
+
+def generate(
+    model: Annotated[
+        str, typer.Option(help="smollm2 (built in), a checkpoint folder, or a hub name.")
+    ] = "smollm2",
+    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A file with the text to continue.")
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Continue worked mathematics that the library writes.")
+    ] = False,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Length of the demo's text, in tokens.")
+    ] = 3000,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 192,
+    k: Annotated[int, typer.Option(help="Tokens drafted per round; 0 is plain decoding.")] = 8,
+    s: Annotated[
+        float, typer.Option(help="Share of the context that a draft may read, 0 < s <= 1.")
+    ] = 0.05,
+    strategy: Annotated[
+        str, typer.Option(help=f"What chooses the keys: {', '.join(STRATEGIES.names())}.")
+    ] = "pillar",
+    min_budget: Annotated[
+        int, typer.Option(help="Keys per KV head that a draft may always read, in tokens.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above 0 samples.")] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Sample the same tokens on every run, which also lets plain be compared."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    plain: Annotated[
+        bool, typer.Option("--plain/--no-plain", help="Run plain decoding too, and compare.")
+    ] = True,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Also measure the acceptance of these strategies on the same text, greedily "
+            f"[default with --demo: {DEMO_STRATEGIES}; '' for none].",
+        ),
+    ] = None,
+    json_to: Annotated[
+        str | None, typer.Option("--json", help="Write the result as JSON to a file, or to - .")
+    ] = None,
+) -> None:
+    """Generate by sparse self-speculation, and show what it cost and whether it is lossless."""
+    console = human_console(json_to)
+    with readable_errors():
+        check_json_target(json_to)
+        _check_numbers(max_new_tokens, prompt_tokens, temperature)
+        assistant = SelfSpeculativeGenerator(
+            k=k, s=s, strategy=strategy, min_budget=min_budget, seed=seed
+        )
+        wanted = DEMO_STRATEGIES if strategies is None and demo else strategies or ""
+        names = [name.strip() for name in wanted.split(",") if name.strip()]
+        for name in names:
+            STRATEGIES.get(name)
+        text = _given_prompt(prompt, prompt_file, demo)
+        where, _ = resolve_device(device), resolve_dtype(dtype)
+        _header(console, model, str(where), dtype, assistant)
+        with console.status("loading"):
+            _plain_line(console, "Loading the model ...")
+            loaded, tokenizer = load_model(model, device=str(where), dtype=dtype)
+            patch(loaded)
+        if text is None:
+            text = worked_maths(prompt_tokens, tokenizer)
+        inputs = tokenizer(text, return_tensors="pt").to(where)
+        if not inputs["input_ids"].numel():
+            raise ValueError("the prompt has no tokens; give some text")
+        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    # Past this point a ValueError is a bug of ours, except for those that name an option.
+    console.print(f"Prompt: {inputs['input_ids'].shape[1]} tokens. It ends with:")
+    console.print(_tail(text), style="dim", markup=False)
+    options: dict[str, Any] = {"do_sample": temperature > 0}
+    if temperature > 0:
+        options["temperature"] = temperature
+    result = _compare(console, loaded, tokenizer, inputs, assistant, max_new_tokens, plain, options)
+    records: list[dict[str, Any]] = []
+    if names:
+        console.print(f"\nMeasuring acceptance: {', '.join(names)} ...")
+        records = strategy_acceptance(
+            loaded,
+            inputs,
+            assistant.config,
+            names,
+            max_new_tokens=min(STRATEGY_TOKENS, max_new_tokens),
+        )
+    console.print()
+    show_comparison(console, result, strategy)
+    if records:
+        show_strategies(console, records)
+    show_verdict(console, result)
+    record = {"schema": SCHEMA, "command": "generate", "model": model, "dtype": dtype}
+    record |= {"temperature": temperature, **result.to_dict(), "strategies": records}
+    write_json(record | {"text": tokenizer.decode(result.tokens)}, json_to)
+
+
+def _compare(
+    console: Console,
+    model: Any,
+    tokenizer: Any,
+    inputs: dict[str, Any],
+    assistant: SelfSpeculativeGenerator,
+    max_new_tokens: int,
+    plain: bool,
+    options: dict[str, Any],
+) -> Comparison:
+    headings = {"plain": "Plain decoding", "speculative": f"Speculative decoding, {assistant!r}"}
+
+    def streamer_for(run: str) -> LiveText:
+        console.print(f"\n{headings[run]} (prefill first):", style="bold", markup=False)
+        return LiveText(tokenizer, console)
+
+    return compare(
+        model,
+        inputs,
+        assistant,
+        max_new_tokens=max_new_tokens,
+        plain=plain,
+        streamer_for=streamer_for,
+        **options,
+    )
+
+
+def _check_numbers(max_new_tokens: int, prompt_tokens: int, temperature: float) -> None:
+    if max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
+    if prompt_tokens < 1:
+        raise ValueError(f"--prompt-tokens must be at least 1, got {prompt_tokens}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(
+            f"--temperature must be 0 (greedy) or a positive number, got {temperature}"
+        )
+
+
+def _given_prompt(prompt: str | None, prompt_file: Path | None, demo: bool) -> str | None:
+    """Return the user's text, or None for the demo's own."""
+    given = [prompt is not None, prompt_file is not None, demo]
+    if sum(given) != 1:
+        raise ValueError("give exactly one of --prompt TEXT, --prompt-file FILE and --demo")
+    if prompt_file is not None:
+        if not prompt_file.is_file():
+            raise ValueError(f"--prompt-file: {str(prompt_file)!r} is not a file")
+        return prompt_file.read_text(encoding="utf-8")
+    return prompt
+
+
+def _header(
+    console: Console, model: str, device: str, dtype: str, assistant: SelfSpeculativeGenerator
+) -> None:
+    about = environment(device)
+    versions = about["versions"]
+    console.print(f"[bold]{model}[/bold] on {about['device_name']} ({device}, {dtype})")
+    console.print(
+        f"pillarattn {__version__}, torch {versions['torch']}, "
+        f"transformers {versions['transformers']}, {about['threads']} CPU threads"
+    )
+
+
+def _plain_line(console: Console, text: str) -> None:
+    # A terminal shows the spinner instead.
+    if not console.is_terminal:
+        console.print(text)
+
+
+def _tail(text: str, lines: int = 3) -> str:
+    return "\n".join(text.splitlines()[-lines:])[-400:]

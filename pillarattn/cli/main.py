@@ -1,0 +1,40 @@
+"""The `pillarattn` command: parses, and hands over to one file a command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pillarattn import __version__
+from pillarattn.cli.generate import generate
+from pillarattn.cli.info import info
+
+app = typer.Typer(
+    name="pillarattn",
+    help="Lossless sparse self-speculative decoding for Hugging Face causal language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("generate")(generate)
+app.command("info")(info)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pillarattn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Lossless sparse self-speculative decoding for Hugging Face causal language models."""
+
+
+if __name__ == "__main__":
+    app()
