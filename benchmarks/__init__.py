@@ -1,0 +1,1 @@
+"""Scripts that measure; each writes its raw record under `benchmarks/results/`."""
