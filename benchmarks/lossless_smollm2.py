@@ -107,7 +107,7 @@ def main() -> int:
                 for k in map(int, arguments.ks.split(",")):
                     for s in map(float, arguments.ss.split(",")):
                         pillar = pillarattn.SelfSpeculativeGenerator(
-                            k, s, strategy, min_budget=arguments.min_budget
+                            k, s, strategy, min_budget=arguments.min_budget, recent=4, sink=1
                         )
                         begun = time.perf_counter()
                         out = model.generate(**batch, **options, assistant=pillar)

@@ -25,7 +25,7 @@ from pillarattn.evaluation.tasks.worked_maths import worked_maths
 from pillarattn.modules.strategies import STRATEGIES
 
 DEMO_STRATEGIES = "pillar,streaming,oracle,uniform"
-STRATEGY_TOKENS = 48
+STRATEGY_TOKENS = 32
 SCHEMA = 1
 
 
@@ -42,8 +42,8 @@ def generate(
     ] = False,
     prompt_tokens: Annotated[
         int, typer.Option(help="Length of the demo's text, in tokens.")
-    ] = 3000,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 192,
+    ] = 2500,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
     k: Annotated[int, typer.Option(help="Tokens drafted per round; 0 is plain decoding.")] = 8,
     s: Annotated[
         float, typer.Option(help="Share of the context that a draft may read, 0 < s <= 1.")

@@ -37,7 +37,7 @@ def pair(tiny_model: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
 
 @pytest.fixture
 def drafting() -> Callable[..., pillarattn.SelfSpeculativeGenerator]:
-    """Return `drafting(**options)`: a generator whose drafts are sparse on prompts of a few tokens."""
+    """Return `drafting(**options)`: a generator whose drafts are sparse on short prompts."""
     return lambda **options: pillarattn.SelfSpeculativeGenerator(**{**SMALL, **options})
 
 

@@ -23,7 +23,10 @@ def argument(model, cache):
 
 
 def check_caches(wanted, got, mask=None):
-    """Compare length, and keys and values on positions that `mask` `[B, S]` leaves visible."""
+    """Compare length, and keys and values on positions that `mask` `[B, S]` leaves visible.
+
+    Values are of the order of 10, so that 1e-4 is a relative 1e-5.
+    """
     assert got.get_seq_length() == wanted.get_seq_length()
     assert len(got.layers) == len(wanted.layers)
     for theirs, mine in zip(wanted.layers, got.layers, strict=True):
@@ -36,7 +39,7 @@ def check_caches(wanted, got, mask=None):
                 seen[:, : mask.shape[1]] = mask.bool()
                 seen = seen[:, -a.shape[2] :]
             seen = seen[:, None, :, None].expand_as(a)
-            torch.testing.assert_close(b[seen], a[seen], atol=1e-5, rtol=0)
+            torch.testing.assert_close(b[seen], a[seen], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2"])
@@ -71,9 +74,13 @@ def test_a_second_turn_goes_on_from_the_returned_cache(pair, prompt, drafting, f
     kwargs = {"max_new_tokens": 12, "do_sample": False}
     first = plain.generate(prompt(batch, 12), **kwargs)
     turn = torch.cat([first, prompt(batch, 6, seed=2)], dim=1)
+    # Token 0 may have been generated, and generate would take it for padding.
+    kwargs["attention_mask"] = torch.ones_like(turn)
     wanted = plain.generate(turn, **kwargs).tolist()
     for model, assistant in ((plain, {}), (patched, {}), (patched, {"assistant": drafting()})):
-        before = patched.generate(prompt(batch, 12), **kwargs, **DICT, assistant=drafting())
+        before = patched.generate(
+            prompt(batch, 12), max_new_tokens=12, do_sample=False, **DICT, assistant=drafting()
+        )
         cache = cache_of(before)
         got = model.generate(turn, **kwargs, **argument(model, cache), **assistant)
         assert got.tolist() == wanted

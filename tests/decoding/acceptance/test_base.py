@@ -1,0 +1,42 @@
+"""Matching drafts with what the target chooses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pillarattn.datatypes import Draft
+from pillarattn.decoding.acceptance import ACCEPTANCE, AcceptanceRule
+from pillarattn.decoding.acceptance.base import match
+from pillarattn.errors import UnknownNameError
+
+
+@given(rows=st.lists(st.lists(st.tuples(*[st.integers(0, 2)] * 2), min_size=4, max_size=4)))
+def test_match_counts_the_leading_equal_tokens(rows):
+    if not rows:
+        return
+    drafts = torch.tensor([[d for d, _ in row[:3]] for row in rows])
+    targets = torch.tensor([[t for _, t in row] for row in rows])
+    verdict = match(Draft(drafts), targets)
+    for row, accepted, following in zip(
+        rows, verdict.accepted, verdict.next_tokens.tolist(), strict=True
+    ):
+        wanted = 0
+        while wanted < 3 and row[wanted][0] == row[wanted][1]:
+            wanted += 1
+        assert (accepted, following) == (wanted, row[wanted][1])
+
+
+def test_match_of_an_empty_draft_is_the_next_token():
+    verdict = match(Draft(torch.empty(2, 0, dtype=torch.int64)), torch.tensor([[4], [7]]))
+    assert verdict.accepted == [0, 0] and verdict.next_tokens.tolist() == [4, 7]
+
+
+def test_the_registry_names_the_rules_and_the_contract_is_abstract():
+    assert ACCEPTANCE.names() == ["greedy", "gumbel", "rejection"]
+    with pytest.raises(UnknownNameError, match="greedy, gumbel, rejection"):
+        ACCEPTANCE.get("best")
+    with pytest.raises(TypeError, match="abstract"):
+        AcceptanceRule()

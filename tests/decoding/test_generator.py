@@ -1,0 +1,156 @@
+"""The object users hold: settings, parts of a run, statistics, errors at construction."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from pillarattn import PillarConfig, SelfSpeculativeGenerator, Strategy
+from pillarattn.decoding.acceptance import GreedyRule, GumbelRule, RejectionRule
+from pillarattn.decoding.drafters import SparseDrafter
+from pillarattn.errors import NotPatchedError
+from pillarattn.modules.strategies import PillarStrategy, UniformStrategy
+
+
+class Counting(Strategy):
+    """Keeps a history: how often it was asked."""
+
+    needs_scores = False
+
+    def __init__(self):
+        self.asked = []
+
+    def select(self, request):
+        self.asked.append(request.round_index)
+        return request.keep_best(request.positions())
+
+    def reset(self):
+        self.asked = []
+
+
+def test_repr_shows_the_main_settings_and_what_was_changed():
+    assert repr(SelfSpeculativeGenerator()) == (
+        "SelfSpeculativeGenerator(k=8, s=0.05, strategy='pillar')"
+    )
+    assert repr(SelfSpeculativeGenerator(4, 0.1, UniformStrategy(), sink=0)) == (
+        "SelfSpeculativeGenerator(k=4, s=0.1, strategy='uniform', sink=0)"
+    )
+
+
+def test_repr_and_dict_name_a_strategy_that_is_not_registered():
+    generator = SelfSpeculativeGenerator(strategy=Counting())
+    assert generator.config.to_dict()["strategy"] == "Counting"
+    assert repr(generator).endswith("strategy='Counting')")
+
+
+def test_from_config_keeps_every_field_and_the_strategy_object():
+    strategy = UniformStrategy(seed=3)
+    config = PillarConfig(k=3, s=0.2, strategy=strategy, min_budget=7, recent=1, seed=5)
+    generator = SelfSpeculativeGenerator.from_config(config)
+    assert generator.config == config and generator.config.strategy is strategy
+
+
+def test_a_strategy_object_is_copied_and_reset_for_each_run(fakes):
+    mine = Counting()
+    mine.asked.append("before")
+    generator = SelfSpeculativeGenerator(strategy=mine)
+    first, second = generator.new_selector().strategy, generator.new_selector().strategy
+    assert first is not second and first is not mine
+    assert first.asked == second.asked == []
+    first.asked.append("during")
+    assert second.asked == [] and mine.asked == ["before"]
+    lm = fakes.AttentionLM()
+    for _ in range(2):
+        target = fakes.AttentionTarget(lm, torch.zeros(1, 20, dtype=torch.int64))
+        run = fakes.build_run(target, new_tokens=12, strategy=mine, min_budget=5)
+        run.run()
+        asked = run.selector.strategy.asked
+        assert asked == list(range(len(asked))) and len(asked) >= 2
+    assert mine.asked == ["before"]
+
+
+def test_named_strategies_are_new_for_each_run():
+    generator = SelfSpeculativeGenerator(strategy="uniform")
+    assert isinstance(generator.new_strategy(), UniformStrategy)
+    assert generator.new_strategy() is not generator.new_strategy()
+    assert isinstance(generator.new_drafter(), SparseDrafter)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "pillars"}, "unknown strategy 'pillars'.*pillar, streaming"),
+        ({"drafter": "dense"}, "unknown drafter 'dense'.*sparse"),
+        ({"acceptance": "maybe"}, "acceptance must be one of"),
+        ({"k": -1}, "k must be an integer >= 0"),
+        ({"k": 2.0}, "k must be an integer"),
+        ({"s": 0.0}, "0 < s <= 1"),
+        ({"s": float("nan")}, "0 < s <= 1"),
+        ({"min_budgets": 3}, "unknown PillarConfig option 'min_budgets'.*min_budget"),
+        ({"parity": "reference", "strategy": "full"}, "parity='reference' describes"),
+    ],
+)
+def test_wrong_settings_fail_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
+        SelfSpeculativeGenerator(**options)
+
+
+@pytest.mark.parametrize("strategy", [PillarStrategy, 3, None, ["pillar"]])
+def test_a_strategy_that_is_neither_name_nor_object_fails_at_construction(strategy):
+    with pytest.raises(ValueError, match="strategy"):
+        SelfSpeculativeGenerator(strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "seed", "do_sample", "rule"),
+    [
+        ("auto", None, False, GreedyRule),
+        ("auto", 3, False, GreedyRule),
+        ("auto", None, True, RejectionRule),
+        ("auto", 0, True, GumbelRule),
+        ("rejection", 3, True, RejectionRule),
+        ("gumbel", None, True, GumbelRule),
+        ("greedy", None, False, GreedyRule),
+    ],
+)
+def test_the_rule_follows_from_sampling_and_seed(acceptance, seed, do_sample, rule):
+    generator = SelfSpeculativeGenerator(acceptance=acceptance, seed=seed)
+    made = generator.new_rule(do_sample=do_sample)
+    assert type(made) is rule and made.seed == seed
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "do_sample"), [("greedy", True), ("rejection", False), ("gumbel", False)]
+)
+def test_a_rule_that_would_change_the_law_is_refused(acceptance, do_sample):
+    generator = SelfSpeculativeGenerator(acceptance=acceptance)
+    with pytest.raises(ValueError, match=f"acceptance='{acceptance}' does not fit"):
+        generator.new_rule(do_sample=do_sample)
+
+
+def test_parity_selects_as_the_paper_does():
+    selector = SelfSpeculativeGenerator(parity="reference", s=0.1, min_budget=9).new_selector()
+    forced = selector.forced
+    assert (forced.recent, forced.sink, forced.extra) == (0, 0, 1)
+    assert (selector.normalise, selector.score_dtype) == ("visible", torch.float16)
+    assert selector.all_rows and selector.budget(1000) == 100
+    default = SelfSpeculativeGenerator(recent=5, sink=2).new_selector()
+    assert (default.forced.recent, default.forced.sink, default.forced.extra) == (5, 2, 0)
+    assert (default.normalise, default.score_dtype) == ("rows", torch.float32)
+    assert not default.all_rows
+
+
+def test_reset_forgets_statistics():
+    generator = SelfSpeculativeGenerator()
+    generator.stats.rounds = 4
+    generator.reset()
+    assert generator.stats.rounds == 0
+
+
+def test_it_pickles_and_refuses_a_model_that_is_not_patched():
+    generator = pickle.loads(pickle.dumps(SelfSpeculativeGenerator(k=3, seed=1)))
+    assert generator.config == PillarConfig(k=3, seed=1)
+    with pytest.raises(NotPatchedError, match=r"Linear is not patched; call pillarattn.patch"):
+        generator(torch.nn.Linear(1, 1), torch.ones(1, 1))

@@ -1,0 +1,49 @@
+"""Token buffers with ragged ends and scratch space after them."""
+
+from __future__ import annotations
+
+import torch
+
+from pillarattn.decoding.history import History
+
+
+def history_of():
+    return History(torch.tensor([[1, 2, 3], [4, 5, 6]]), capacity=9, fill=77)
+
+
+def test_it_starts_as_the_prompt():
+    prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    history = History(prompt, capacity=9, fill=77)
+    assert history.ids.tolist() == [[1, 2, 3] + [77] * 6, [4, 5, 6] + [77] * 6]
+    assert (history.batch, history.prompt_length, history.lengths) == (2, 3, [3, 3])
+    assert history.last_tokens().tolist() == [[3], [6]]
+    history.commit(0, [9])
+    assert prompt.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_a_capacity_below_the_prompt_still_holds_it():
+    assert History(torch.ones(1, 5, dtype=torch.int64), capacity=2, fill=0).ids.shape == (1, 5)
+
+
+def test_sketches_go_behind_each_rows_own_end_and_commit_nothing():
+    history = history_of()
+    history.commit(1, [7, 8])
+    history.sketch(0, torch.tensor([50, 60]))
+    history.sketch(2, torch.tensor([52, 62]))
+    assert history.ids[:, 3:8].tolist() == [[50, 77, 52, 77, 77], [7, 8, 60, 77, 62]]
+    assert history.lengths == [3, 5]
+    assert history.last_tokens().tolist() == [[3], [8]]
+
+
+def test_commit_overwrites_sketches_and_truncate_only_shortens():
+    history = history_of()
+    for i in range(4):
+        history.sketch(i, torch.tensor([90 + i, 80 + i]))
+    history.commit(0, [10, 11])
+    history.commit(1, [])
+    assert history.ids[0, :5].tolist() == [1, 2, 3, 10, 11]
+    assert history.lengths == [5, 3]
+    history.truncate(0, 4)
+    history.truncate(1, 8)
+    assert history.lengths == [4, 3]
+    assert history.last_tokens().tolist() == [[10], [6]]

@@ -1,0 +1,89 @@
+"""What each figure means, on rounds counted by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pillarattn.decoding.stats import GenerationStats
+
+
+@pytest.fixture
+def stats():
+    stats = GenerationStats(
+        accepted_per_round=[[], []], drafted_by_position=[0] * 4, accepted_by_position=[0] * 4
+    )
+    stats.count_round(0, drafted=4, accepted=4, emitted=5)
+    stats.count_round(1, drafted=4, accepted=1, emitted=2)
+    stats.count_round(0, drafted=3, accepted=0, emitted=1)
+    stats.keys_read, stats.keys_full, stats.draft_steps = 110.0, 550.0, 11
+    return stats
+
+
+def test_counts(stats):
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (3, 11, 5, 8)
+    assert stats.accepted_per_round == [[4, 0], [1]]
+    assert stats.drafted_by_position == [3, 3, 3, 2]
+    assert stats.accepted_by_position == [2, 1, 1, 1]
+
+
+def test_derived_figures(stats):
+    assert stats.acceptance_rate == 5 / 11
+    assert stats.mean_accepted == 5 / 3
+    assert stats.acceptance_length == 8 / 3
+    assert stats.acceptance_by_position == [2 / 3, 1 / 3, 1 / 3, 1 / 2]
+    assert stats.keys_read_per_draft_step == 10
+    assert stats.keys_full_per_draft_step == 50
+
+
+def test_nothing_counted_is_zero_everywhere():
+    empty = GenerationStats(drafted_by_position=[0], accepted_by_position=[0])
+    assert all(v in (0, [0], [0.0], []) for v in empty.to_dict().values())
+    assert "0 rounds" in str(empty)
+
+
+def test_to_dict_and_text(stats):
+    values = stats.to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert values["acceptance_rate"] == stats.acceptance_rate
+    assert values["rounds"] == 3 and values["keys_read_per_draft_step"] == 10
+    assert str(stats) == (
+        "3 rounds, 5 of 11 drafts accepted (45.5%), 2.67 tokens a round, "
+        "10 of 50 keys read per draft step"
+    )
+
+
+def test_a_dict_is_a_copy(stats):
+    values = stats.to_dict()
+    stats.count_round(1, drafted=4, accepted=2, emitted=3)
+    assert values["accepted_per_round"] == [[4, 0], [1]]
+
+
+def test_a_run_fills_them(fakes):
+    import torch
+
+    lm = fakes.AttentionLM(seed=2)
+    run = fakes.build_run(
+        fakes.AttentionTarget(lm, torch.randint(0, lm.vocab, (2, 30))),
+        new_tokens=21,
+        s=0.1,
+        min_budget=6,
+    )
+    stats = run.stats
+    run.run()
+    assert stats.emitted == 2 * 20 == stats.accepted + stats.rounds - cut(run)
+    assert stats.rounds == sum(map(len, stats.accepted_per_round))
+    assert stats.accepted == sum(map(sum, stats.accepted_per_round))
+    assert sum(stats.accepted_by_position) == stats.accepted
+    assert sum(stats.drafted_by_position) == stats.drafted
+    assert stats.accepted_by_position == sorted(stats.accepted_by_position, reverse=True)
+
+
+def cut(run):
+    """Rounds whose last token the length limit cut off: they emitted accepted drafts only."""
+    total = 0
+    for rounds in run.stats.accepted_per_round:
+        whole = sum(a + 1 for a in rounds)
+        total += whole - 20
+    return total

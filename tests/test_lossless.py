@@ -1,0 +1,172 @@
+"""The promise: whatever is drafted, the output is what an untouched model gives by itself.
+
+Every registered strategy is covered by being registered. Guards keep the tests from being vacuous:
+some round must emit several tokens at once, and some draft must be rejected.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import pillarattn
+from pillarattn.modules.strategies import STRATEGIES
+
+NEW = 16
+# Keys per draft step: a quarter of the context, and at least 8. Prompts cross it, and the windows.
+SPARSE = {"s": 0.25, "min_budget": 8, "recent": 2, "sink": 1}
+STRATEGY_NAMES = STRATEGIES.names()
+
+
+@pytest.fixture(scope="module")
+def world(tiny_model):
+    """Return `world(family)`: untouched model, patched copy, and plain's output of each prompt."""
+    worlds = {}
+
+    def build(family):
+        if family not in worlds:
+            plain = tiny_model(family)
+            patched = pillarattn.patch(copy.deepcopy(plain))
+            outputs = {
+                name: plain.generate(**inputs, max_new_tokens=NEW, do_sample=False).tolist()
+                for name, inputs in prompts().items()
+            }
+            worlds[family] = patched, outputs
+        return worlds[family]
+
+    return build
+
+
+def prompts():
+    """Return one prompt of 27 tokens, and four of 3 to 30 padded on the left."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 97, (5, 30), generator=generator)
+    lengths = torch.tensor([3, 14, 29, 30])
+    mask = (torch.arange(30) >= 30 - lengths[:, None]).long()
+    return {
+        "single": {"input_ids": ids[:1, :27], "attention_mask": torch.ones(1, 27).long()},
+        "ragged": {"input_ids": ids[1:] * mask, "attention_mask": mask},
+    }
+
+
+def decode(model, name, pillar, **kwargs):
+    """Generate after the prompts `name`; greedy unless told otherwise."""
+    kwargs = {"max_new_tokens": NEW, "do_sample": False, **kwargs}
+    return model.generate(**prompts()[name], **kwargs, assistant=pillar).tolist()
+
+
+def longest(pillar):
+    """Return the most drafts accepted in one round."""
+    return max(max(row) for row in pillar.stats.accepted_per_round)
+
+
+# Every strategy meets every family and every k meets both batches, without the full product.
+CELLS = [
+    (strategy, family, ("single", "ragged")[(i + j) % 2], (1, 4, 8)[(i + j) % 3])
+    for i, strategy in enumerate(STRATEGY_NAMES)
+    for j, family in enumerate(
+        ("llama", "qwen2", "qwen3", "mistral", "gemma2", "phi3", "gpt2", "gpt_neox", "mixtral",
+         "qwen3_moe")
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "family", "name", "k"), CELLS)
+def test_greedy_output_is_plain_decodings(world, strategy, family, name, k):
+    patched, outputs = world(family)
+    pillar = pillarattn.SelfSpeculativeGenerator(k=k, strategy=strategy, **SPARSE)
+    assert decode(patched, name, pillar) == outputs[name]
+    stats = pillar.stats
+    assert stats.emitted == len(outputs[name]) * (NEW - 1)
+    if strategy == "full":
+        assert stats.accepted >= 0.95 * (stats.emitted - stats.rounds)
+        assert longest(pillar) >= min(3, k)
+    else:
+        assert stats.keys_read < stats.keys_full, "drafts read everything"
+    if strategy in ("pillar", "streaming", "uniform"):
+        assert stats.accepted < stats.drafted, "no draft was rejected"
+
+
+@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
+@pytest.mark.parametrize("name", ["single", "ragged"])
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_every_strategy_at_every_k_on_one_family(world, strategy, name, k):
+    patched, outputs = world("llama")
+    pillar = pillarattn.SelfSpeculativeGenerator(k=k, strategy=strategy, **{**SPARSE, "s": 0.8})
+    assert decode(patched, name, pillar) == outputs[name]
+    assert pillar.stats.accepted > 0
+
+
+def test_all_keys_give_acceptance_1(world, family):
+    """s = 1: drafts are the target's own, so that blocks of k + 1 tokens come out."""
+    patched, outputs = world(family)
+    pillar = pillarattn.SelfSpeculativeGenerator(k=8, s=1.0)
+    assert decode(patched, "ragged", pillar) == outputs["ragged"]
+    assert pillar.stats.acceptance_rate == 1.0
+    assert longest(pillar) == 8
+    assert pillar.stats.keys_read == pillar.stats.keys_full
+
+
+def test_the_papers_own_selection(world, family):
+    """`parity="reference"`: fp16 scores, all rows, one tile of rows, a dense first round."""
+    patched, outputs = world(family)
+    pillar = pillarattn.SelfSpeculativeGenerator(k=8, **SPARSE, parity="reference")
+    assert decode(patched, "ragged", pillar) == outputs["ragged"]
+    assert pillar.stats.accepted < pillar.stats.drafted
+
+
+@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
+@pytest.mark.parametrize("name", ["single", "ragged"])
+def test_seeded_samples_are_those_of_seeded_plain_sampling(world, strategy, name):
+    """The rule compares noisy argmaxes, so that the path is that of k = 0, whatever is drafted."""
+    patched, outputs = world("qwen2")
+    sampling = {"do_sample": True, "temperature": 1.1, "top_k": 20}
+    wanted = decode(patched, name, pillarattn.SelfSpeculativeGenerator(k=0, seed=7), **sampling)
+    assert wanted != outputs[name]
+    accepted = drafted = 0
+    for k in (1, 4):
+        options = {**SPARSE, "s": 0.6, "strategy": strategy}
+        pillar = pillarattn.SelfSpeculativeGenerator(k=k, seed=7, **options)
+        assert decode(patched, name, pillar, **sampling) == wanted
+        accepted, drafted = accepted + pillar.stats.accepted, drafted + pillar.stats.drafted
+    assert accepted > 0
+    if strategy in ("pillar", "streaming", "uniform"):
+        assert accepted < drafted
+
+
+@pytest.mark.parametrize("distance", [-1, 0, 1])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_texts_that_cross_the_budget_and_the_window(tiny_model, world, family, distance):
+    """The prompt ends just before, at and after 16: the window of two families, and the budget."""
+    plain, patched = tiny_model(family), world(family)[0]
+    ids = prompts()["single"]["input_ids"][:, : 16 + distance]
+    kwargs = {"max_new_tokens": NEW, "do_sample": False}
+    wanted = plain.generate(ids, **kwargs)
+    pillar = pillarattn.SelfSpeculativeGenerator(k=4, s=0.01, min_budget=16, recent=2, sink=1)
+    assert patched.generate(ids, **kwargs, assistant=pillar).equal(wanted)
+    assert pillar.stats.rounds > 0
+
+
+def test_a_strategy_object_that_keeps_the_worst_keys(world):
+    """Nothing that a strategy does can change the output."""
+
+    class Worst(pillarattn.Strategy):
+        needs_scores = STRATEGIES.get("pillar").needs_scores
+
+        def __init__(self):
+            self.inner = STRATEGIES.get("pillar")()
+
+        def reset(self):
+            self.inner.reset()
+
+        def select(self, request):
+            turned = copy.copy(request)
+            object.__setattr__(turned, "scores", -request.scores)
+            return self.inner.select(turned)
+
+    patched, outputs = world("llama")
+    pillar = pillarattn.SelfSpeculativeGenerator(k=4, strategy=Worst(), **SPARSE)
+    assert decode(patched, "ragged", pillar) == outputs["ragged"]
+    assert pillar.stats.acceptance_rate < 0.5
