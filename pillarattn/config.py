@@ -71,7 +71,7 @@ class PillarConfig:
         """Return the fields as plain values; a `Strategy` object becomes its registered name."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         if not isinstance(self.strategy, str):
-            values["strategy"] = getattr(self.strategy, "name", type(self.strategy).__name__)
+            values["strategy"] = getattr(self.strategy, "name", "") or type(self.strategy).__name__
         return values
 
     @classmethod

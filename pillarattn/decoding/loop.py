@@ -99,7 +99,7 @@ class DecodingRun:
             draft = self.drafter.draft(
                 DraftRequest(self.target, self.history, self.rule, self.process, step, k)
             )
-        self._count_keys(step, k, active)
+        self._count_keys(step, k)
         return draft
 
     def verify(self, draft: Draft) -> tuple[Verdict, Tensor, Tensor, ScoreBuffer]:
@@ -179,25 +179,27 @@ class DecodingRun:
             if not self.outcome.runs_on(row):
                 draft.tokens[row] = self.outcome.stop.pad_token
 
-    def _count_keys(self, step: StepState, k: int, active: list[int]) -> None:
-        """Add what the draft steps read; idle rows are left out."""
+    def _count_keys(self, step: StepState, k: int) -> None:
+        """Add what the draft steps read; rows that have ended are left out."""
         cache = self.target.cache
-        layers = [i for i, layer in enumerate(cache.layers) if layer.lengths is not None]
-        chosen = [s.counts.float().mean(dim=1) for s in step.selections.values()]
-        sparse = torch.stack(chosen).sum(dim=0).tolist() if chosen else []
-        dense = [cache.layers[i].window for i in layers if i not in step.selections]
-        windows = [cache.layers[i].window for i in layers]
-        for row in active:
-            # A row that has ended may be behind: its own length counts.
-            base = cache.lengths.host[row]
-            for i in range(1, k + 1):
-                here = base + i
-                chosen_keys = (sparse[row] if sparse else 0.0) + i * len(chosen)
-                read = chosen_keys + sum(here if w is None else min(w, here) for w in dense)
-                full = sum(here if w is None else min(w, here) for w in windows)
-                self.stats.keys_read += read / len(layers)
-                self.stats.keys_full += full / len(layers)
-                self.stats.draft_steps += 1
+        windows = {
+            i: layer.window for i, layer in enumerate(cache.layers) if layer.lengths is not None
+        }
+        # One transfer from the device for all layers, at the end of the drafts.
+        chosen = {}
+        if step.selections:
+            means = torch.stack([s.counts.float().mean(dim=1) for s in step.selections.values()])
+            chosen = dict(zip(step.selections, means.tolist(), strict=True))
+        for row, base in enumerate(cache.lengths.host):
+            if self.outcome.stopped_at[row] is not None:
+                continue
+            for ahead in range(1, k + 1):
+                for layer, window in windows.items():
+                    full = base + ahead if window is None else min(window, base + ahead)
+                    read = chosen[layer][row] + ahead if layer in chosen else full
+                    self.stats.keys_read += min(read, full) / len(windows)
+                    self.stats.keys_full += full / len(windows)
+            self.stats.draft_steps += k
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +95,7 @@ class GenerationStats:
             "keys_read_per_draft_step",
             "keys_full_per_draft_step",
         )
-        return {**vars(self), **{name: getattr(self, name) for name in derived}}
+        return {**copy.deepcopy(vars(self)), **{name: getattr(self, name) for name in derived}}
 
     def __str__(self) -> str:
         return (

@@ -103,7 +103,7 @@ class AttentionTarget:
 
 
 class TableTarget:
-    """Two Markov laws of order 2: logits `p` for every pass but drafts, `q` for drafts, `[V, V, V]`.
+    """Two Markov laws of order 2, `[V, V, V]`: logits `q` for drafts and `p` for other passes.
 
     The context of a logit is read back from the cache, so that a cache that is rolled back wrongly
     changes the output.
@@ -180,9 +180,7 @@ def build_run(
         process=process,
         selector=generator.new_selector(),
         history=history,
-        outcome=Outcome(
-            history, stop, max_length=max_length, emit=emit, keep_padding=keep_padding
-        ),
+        outcome=Outcome(history, stop, max_length=max_length, emit=emit, keep_padding=keep_padding),
         recorder=Recorder(prompt.shape[0], scores=record, logits=record),
         stats=GenerationStats(),
         k=k,

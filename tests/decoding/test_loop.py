@@ -1,4 +1,4 @@
-"""Whole runs on targets without transformers: the output is the target's own, and so is the cache."""
+"""Whole runs on targets without transformers: the output and the cache are its own."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def test_prompts_shorter_than_a_block(fakes, lm, length, parity):
 
 @pytest.mark.parametrize("new_tokens", range(1, 12))
 def test_the_cap_is_exact(fakes, lm, prompt, plain, new_tokens):
-    run = fakes.build_run(
-        fakes.AttentionTarget(lm, prompt), k=4, new_tokens=new_tokens, **SPARSE
-    )
+    run = fakes.build_run(fakes.AttentionTarget(lm, prompt), k=4, new_tokens=new_tokens, **SPARSE)
     assert torch.equal(run.run().sequences, plain[:, : 40 + new_tokens])
     assert run.stats.emitted == 3 * (new_tokens - 1)
 
@@ -268,7 +266,8 @@ def test_windowed_layers_never_count_more_keys_than_full_attention(fakes, strate
 def test_decoding_and_modules_import_without_transformers():
     code = (
         "import sys; sys.modules['transformers'] = None; sys.path.insert(0, '.')\n"
-        "import types; package = types.ModuleType('pillarattn'); package.__path__ = ['pillarattn']\n"
+        "import types; package = types.ModuleType('pillarattn')\n"
+        "package.__path__ = ['pillarattn']\n"
         "sys.modules['pillarattn'] = package\n"
         "import pillarattn.decoding.loop, pillarattn.decoding.generator, pillarattn.modules\n"
     )

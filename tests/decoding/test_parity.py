@@ -15,7 +15,7 @@ PROMPT, NEW = 70, 40
 
 
 def probabilities(lm, ids, layer, head, group, rows):
-    """Return softmax rows `[len(rows), G, T]` of one KV head of one batch row, from tokens alone."""
+    """Return softmax rows `[len(rows), G, T]` of one KV head, from tokens alone."""
     q, k, _ = lm.dense(ids[None]).layers[layer]
     query = q[0, head * group : (head + 1) * group].numpy()
     keys = k[0, head].numpy()

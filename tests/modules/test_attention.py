@@ -55,9 +55,7 @@ def test_a_draft_reads_the_selected_keys_and_the_tail_only():
     query = torch.randn(2, HQ, 1, DIM, dtype=torch.float64)
     out = PillarAttention()(query, layer, step, 3)
     tails = ([17, 18, 19], [12, 13])
-    kept = [
-        [heads + list(tail) for heads in row] for row, tail in zip(rows, tails, strict=True)
-    ]
+    kept = [[heads + list(tail) for heads in row] for row, tail in zip(rows, tails, strict=True)]
     torch.testing.assert_close(out, dense(query, layer, kept))
     assert step.visited == [3]
 
@@ -81,7 +79,7 @@ def test_refresh_chooses_from_the_draft_query_and_is_remembered():
     step.refresh = refresh
     query = torch.randn(2, HQ, 1, DIM, dtype=torch.float64)
     out = PillarAttention()(query, layer, step, 0, AttentionOptions(scale=DIM**-0.5))
-    kept = [[heads + [last] for heads in rows[0]] for last in (19, 13)]
+    kept = [[[*heads, last] for heads in rows[0]] for last in (19, 13)]
     torch.testing.assert_close(out, dense(query, layer, kept))
     assert calls == [(0, (2, HQ, 1, DIM), (2, HKV, 20, DIM), (20, 14), DIM**-0.5)]
     assert step.selections[0].indices.tolist() == selection_of(rows, [0, 0]).indices.tolist()

@@ -183,8 +183,7 @@ def test_rounds_are_counted_for_strategies_that_draw(builders):
     cache = builders.cache_of([50], windows=(None,), heads=(2,))
     selector = builders.selector_of("uniform", min_budget=12, recent=2, sink=1)
     sets = [
-        builders.kept(selector.select(cache, ScoreBuffer(), emitted=[1])[0], 0, 0)
-        for _ in range(4)
+        builders.kept(selector.select(cache, ScoreBuffer(), emitted=[1])[0], 0, 0) for _ in range(4)
     ]
     assert selector.round_index == 4
     assert len(set(map(tuple, sets))) == 4

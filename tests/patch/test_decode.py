@@ -102,11 +102,20 @@ def test_a_seed_of_its_own_needs_no_global_one(pair, prompt, drafting):
 
     assert sample(7, 0) == sample(7, 1)
     assert sample(7, 0) != sample(8, 0)
+    torch.manual_seed(0)
     before = torch.get_rng_state()
     sample(7, 0)
-    torch.manual_seed(0)
-    assert torch.equal(torch.get_rng_state(), torch.manual_seed(0).get_state())
-    assert before is not None
+    assert torch.equal(torch.get_rng_state(), before), "a seed of its own draws nothing global"
+
+
+def test_seeded_noise_is_new_at_every_step_and_row(pair, prompt, drafting):
+    """At a temperature that flattens everything, tokens are the noise alone."""
+    out = pair()[1].generate(
+        prompt(4, 8), max_new_tokens=20, do_sample=True, temperature=1e6, top_k=0,
+        assistant=drafting(seed=3),
+    )[:, 8:].tolist()  # fmt: skip
+    assert all(len(set(row)) > 10 for row in out)
+    assert all(len(set(column)) > 1 for column in zip(*out, strict=True))
 
 
 def test_greedy_decoding_draws_no_random_numbers(pair, prompt, drafting):

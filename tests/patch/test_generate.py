@@ -170,7 +170,7 @@ def test_one_generator_serves_many_models_and_calls(pair, prompt, same, drafting
 
 def test_an_exception_inside_leaves_the_model_as_it_was(pair, prompt, same, drafting):
     plain, patched = pair()
-    attention = patched.config._attn_implementation
+    attention = plain.config._attn_implementation
     for at in (1, 2, 8):
         calls = [0]
 

@@ -63,7 +63,7 @@ def test_generators_can_be_copied_and_pickled(pair, prompt, drafting):
 def test_runs_share_the_switch(pair):
     """The twin attention stays on until the last of several concurrent runs has ended."""
     patched = pair()[1]
-    record, plain = patched.pillarattn_record, patched.config._attn_implementation
+    record, plain = patched.pillarattn_record, pair()[0].config._attn_implementation
     with record.active():
         with record.active():
             assert patched.config._attn_implementation == f"pillarattn_{plain}"
@@ -74,7 +74,7 @@ def test_runs_share_the_switch(pair):
 
 def test_the_switch_goes_back_after_an_error(pair):
     patched = pair()[1]
-    plain = patched.config._attn_implementation
+    plain = pair()[0].config._attn_implementation
     with pytest.raises(KeyError), patched.pillarattn_record.active():
         raise KeyError
     assert patched.config._attn_implementation == plain

@@ -97,7 +97,7 @@ def test_text_streamers_refuse_batches_as_ever(pair, prompt, drafting, tokenizer
 @pytest.mark.parametrize("fail_at", [0, 1, 4])
 def test_an_exception_in_put_leaves_the_model_usable(pair, prompt, same, drafting, fail_at):
     plain, patched = pair()
-    attention = patched.config._attn_implementation
+    attention = plain.config._attn_implementation
     with pytest.raises(RuntimeError, match="went away"):
         patched.generate(
             prompt(1, 8), max_new_tokens=12, do_sample=False, assistant=drafting(k=7, s=1.0),

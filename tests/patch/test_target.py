@@ -65,7 +65,7 @@ def test_a_window_that_only_the_cache_knows_is_kept_or_refused(tiny_model, promp
         patched = pillarattn.patch(copy.deepcopy(plain))
     except pillarattn.UnsupportedModelError:
         return
-    kwargs = {"input_ids": prompt(1, 12), "max_new_tokens": 16, "do_sample": False}
+    kwargs = {"input_ids": prompt(1, 24), "max_new_tokens": 16, "do_sample": False}
     wanted = plain.generate(**kwargs)
     assert patched.generate(**kwargs, assistant=drafting()).tolist() == wanted.tolist()
 

@@ -102,7 +102,8 @@ def register_strategy(name: str) -> Callable[[type[Strategy]], type[Strategy]]:
             raise TypeError(f"strategy {name!r} must subclass pillarattn.Strategy, got {cls!r}")
         if cls.refresh not in ("round", "step"):
             raise ValueError(f"refresh must be 'round' or 'step', got {cls.refresh!r} in {cls!r}")
+        register(cls)
         cls.name = name
-        return register(cls)
+        return cls
 
     return add

@@ -61,13 +61,11 @@ def test_blocks_and_single_tokens_store_the_same(tokens):
 
 
 def test_an_append_writes_its_own_tokens_and_nothing_else():
-    layer, keys, values = filled([3, 7, 5])
+    layer, _, _ = filled([3, 7, 5])
     before = [buffer.clone() for buffer in (layer.key_buffer, layer.value_buffer)]
     new = block(3, 2, start=1000.0)
     layer.append(*new)
-    for buffer, old, fresh in zip(
-        (layer.key_buffer, layer.value_buffer), before, new, strict=True
-    ):
+    for buffer, old, fresh in zip((layer.key_buffer, layer.value_buffer), before, new, strict=True):
         for row, length in enumerate((3, 7, 5)):
             assert torch.equal(buffer[row, :, length : length + 2], fresh[row])
             old[row, :, length : length + 2] = fresh[row]

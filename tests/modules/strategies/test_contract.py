@@ -81,7 +81,7 @@ def test_rows_do_not_depend_on_their_neighbours(builders, name):
         pytest.skip("draws for the whole batch at once")
     scores = torch.rand(3, 2, 40)
     rows = {"lengths": [40, 23, 31], "budgets": [9, 12, 7], "recent": [3, 1, 2]}
-    indices, counts = check(builders.request_of(**rows, sink=2, scores=scores), name)
+    indices, _ = check(builders.request_of(**rows, sink=2, scores=scores), name)
     for row in range(3):
         alone = {key: [value[row]] for key, value in rows.items()}
         length = rows["lengths"][row]
