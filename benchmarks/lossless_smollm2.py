@@ -2,9 +2,9 @@
 
     python -m benchmarks.lossless_smollm2 --out benchmarks/results/lossless_smollm2_cpu.jsonl
 
-24 prompts (one token, short, about 2,000 tokens), each decoded plainly alone, then speculatively in
-left-padded batches. A difference is listed with its logit gap, never hidden. Every line of the record
-is one (group, strategy, k, s).
+24 prompts (one token, short, about 2,000 tokens), each decoded plainly alone, then speculatively
+in left-padded batches. A difference is listed with its logit gap, never hidden. Every line of the
+record is one (group, strategy, k, s).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ STRATEGIES = ("pillar", "streaming", "uniform", "full", "oracle")
 
 def prompt_groups(tokenizer: Any, long_tokens: int, long_count: int) -> dict[str, list[list[int]]]:
     """Return prompts as token lists, by group: one token, short, long."""
-    one = [[tokenizer(word).input_ids[0]] for word in ("The", "Problem", "A", "1", "If", "Let", "\n", "I")]
+    words = ("The", "Problem", "A", "1", "If", "Let", "\n", "I")
+    one = [[tokenizer(word).input_ids[0]] for word in words]
     short = [tokenizer(text).input_ids for text in SHORT]
     # Lengths differ, so that rows are padded and ragged from the start.
     long = [
@@ -56,7 +57,9 @@ def padded(prompts: list[list[int]], pad: int, device: Any) -> dict[str, torch.T
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def differences(model: Any, prompt: list[int], want: list[int], got: list[int]) -> dict[str, Any] | None:
+def first_difference(
+    model: Any, prompt: list[int], want: list[int], got: list[int]
+) -> dict[str, Any] | None:
     """Return the first difference of one row with its logit gap under full attention, or None."""
     if want == got:
         return None
@@ -115,16 +118,23 @@ def main() -> int:
                         found = []
                         for row, prompt in enumerate(prompts):
                             got = out[row, batch["input_ids"].shape[1] :].tolist()
-                            first = differences(model, prompt, expected[row], got)
+                            first = first_difference(model, prompt, expected[row], got)
                             tokens += len(got)
                             if first is not None:
                                 found.append({"row": row, **first})
                         differing += len(found)
+                        counters = pillar.stats.to_dict()
+                        del counters["accepted_per_round"]
                         line = {
-                            "group": name, "prompts": len(prompts), "strategy": strategy, "k": k, "s": s,
-                            "differences": found, "seconds": round(seconds, 2),
-                            **{n: v for n, v in pillar.stats.to_dict().items() if n != "accepted_per_round"},
-                        }  # fmt: skip
+                            "group": name,
+                            "prompts": len(prompts),
+                            "strategy": strategy,
+                            "k": k,
+                            "s": s,
+                            "differences": found,
+                            "seconds": round(seconds, 2),
+                            **counters,
+                        }
                         record.write(json.dumps(line) + "\n")
                         record.flush()
                         print(

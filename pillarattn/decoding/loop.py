@@ -15,7 +15,7 @@ from pillarattn.decoding.acceptance import AcceptanceRule
 from pillarattn.decoding.drafters import Drafter, DraftRequest
 from pillarattn.decoding.history import History
 from pillarattn.decoding.outcome import Outcome, Recorder
-from pillarattn.decoding.stats import GenerationStats
+from pillarattn.decoding.stats import GenerationStats, RowRound
 from pillarattn.decoding.target import LogitsRule, Target
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.selector import Selector
@@ -48,18 +48,23 @@ class DecodingRun:
     def __post_init__(self) -> None:
         self.selections: dict[int, Selection] = {}
         self.emitted = [0] * self.history.batch
-        self.stats.accepted_per_round = [[] for _ in range(self.history.batch)]
-        self.stats.drafted_by_position = [0] * self.k
-        self.stats.accepted_by_position = [0] * self.k
+        self.rounds: list[RowRound] = []
 
     def run(self) -> Generation:
         """Decode every row to its end."""
-        self.start()
-        while not self.outcome.is_complete:
-            draft = self.draft()
-            verdict, scores, raw, buffer = self.verify(draft)
-            self.accept(draft, verdict, scores, raw)
-            self.select(buffer)
+        try:
+            self.start()
+            while not self.outcome.is_complete:
+                draft = self.draft()
+                verdict, scores, raw, buffer = self.verify(draft)
+                self.accept(draft, verdict, scores, raw)
+                self.select(buffer)
+        finally:
+            ends = [
+                length if at is None else at
+                for length, at in zip(self.history.lengths, self.outcome.stopped_at, strict=True)
+            ]
+            self.stats.count(self.rounds, ends=ends, k=self.k)
         sequences = self.outcome.sequences()
         new = sequences.shape[1] - self.history.prompt_length
         return Generation(
@@ -87,6 +92,7 @@ class DecodingRun:
         active = [row for row in range(self.history.batch) if not self.outcome.is_idle(row)]
         room = max(self.outcome.max_length - self.history.lengths[row] for row in active)
         k = max(0, min(self.k, room - 1))
+        self._keys = [(0.0, 0.0)] * self.history.batch
         if k == 0:
             return Draft(self.history.ids.new_empty(self.history.batch, 0))
         step = StepState(Phase.DRAFT, selections=dict(self.selections))
@@ -99,7 +105,7 @@ class DecodingRun:
             draft = self.drafter.draft(
                 DraftRequest(self.target, self.history, self.rule, self.process, step, k)
             )
-        self._count_keys(step, k)
+        self._keys = self._keys_attended(step, k)
         return draft
 
     def verify(self, draft: Draft) -> tuple[Verdict, Tensor, Tensor, ScoreBuffer]:
@@ -142,14 +148,11 @@ class DecodingRun:
         base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
         counted = [outcome.stopped_at[row] is None for row in range(history.batch)]
         self._finish_round(before, RowLengths(base, history.ids.device))
-        for row in range(history.batch):
-            if counted[row]:
-                self.stats.count_round(
-                    row,
-                    drafted=draft.k,
-                    accepted=min(verdict.accepted[row], self.emitted[row]),
-                    emitted=self.emitted[row],
-                )
+        self.rounds.extend(
+            RowRound(row, before[row], draft.k, verdict.accepted[row], emitted, *self._keys[row])
+            for row, emitted in enumerate(self.emitted)
+            if counted[row]
+        )
 
     def select(self, buffer: ScoreBuffer) -> None:
         """Choose the keys of the next round from what the verify pass saw."""
@@ -179,27 +182,28 @@ class DecodingRun:
             if not self.outcome.runs_on(row):
                 draft.tokens[row] = self.outcome.stop.pad_token
 
-    def _count_keys(self, step: StepState, k: int) -> None:
-        """Add what the draft steps read; rows that have ended are left out."""
+    def _keys_attended(self, step: StepState, k: int) -> list[tuple[float, float]]:
+        """Return, by row, the keys that k draft steps attended and that full attention would."""
         cache = self.target.cache
         windows = {
             i: layer.window for i, layer in enumerate(cache.layers) if layer.lengths is not None
         }
-        # One transfer from the device for all layers, at the end of the drafts.
-        chosen = {}
+        chosen: dict[int, list[float]] = {}
         if step.selections:
+            # One transfer from the device for all layers, at the end of the drafts.
             means = torch.stack([s.counts.float().mean(dim=1) for s in step.selections.values()])
             chosen = dict(zip(step.selections, means.tolist(), strict=True))
+        attended = []
         for row, base in enumerate(cache.lengths.host):
-            if self.outcome.stopped_at[row] is not None:
-                continue
-            for ahead in range(1, k + 1):
-                for layer, window in windows.items():
-                    full = base + ahead if window is None else min(window, base + ahead)
-                    read = chosen[layer][row] + ahead if layer in chosen else full
-                    self.stats.keys_read += min(read, full) / len(windows)
-                    self.stats.keys_full += full / len(windows)
-            self.stats.draft_steps += k
+            read = full = 0.0
+            for layer, window in windows.items():
+                for length in range(base + 1, base + k + 1):
+                    visible = length if window is None else min(window, length)
+                    here = chosen[layer][row] + length - base if layer in chosen else visible
+                    read += min(here, visible) / len(windows)
+                    full += visible / len(windows)
+            attended.append((read, full))
+        return attended
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -7,6 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+@dataclass(frozen=True)
+class RowRound:
+    """One row's round: where it started (in tokens), what came of it, what its drafts read."""
+
+    row: int
+    start: int
+    drafted: int
+    accepted: int
+    emitted: int
+    keys_read: float
+    keys_full: float
+
+
 @dataclass
 class GenerationStats:
     """Statistics of one `generate` call, over all rows; rows that have ended are not counted.
@@ -71,19 +84,31 @@ class GenerationStats:
         """Keys that full attention would attend in the same step."""
         return self.keys_full / self.draft_steps if self.draft_steps else 0.0
 
-    def count_round(self, row: int, *, drafted: int, accepted: int, emitted: int) -> None:
-        """Add one row's round."""
-        self.rounds += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        self.emitted += emitted
-        self.accepted_per_round[row].append(accepted)
-        for counts, size in (
-            (self.drafted_by_position, drafted),
-            (self.accepted_by_position, accepted),
-        ):
-            for position in range(size):
-                counts[position] += 1
+    def count(self, rounds: list[RowRound], *, ends: list[int], k: int) -> None:
+        """Count rounds, as far as their tokens were kept: row b's output ends at `ends[b]` tokens.
+
+        A rule that looks at the whole batch may end a row before where it has got to; what the row
+        did after that is in no count.
+        """
+        self.accepted_per_round = [[] for _ in ends]
+        self.drafted_by_position = [0] * k
+        self.accepted_by_position = [0] * k
+        for one in rounds:
+            emitted = min(one.emitted, ends[one.row] - one.start)
+            if emitted <= 0:
+                continue
+            accepted = min(one.accepted, emitted)
+            self.rounds += 1
+            self.drafted += one.drafted
+            self.draft_steps += one.drafted
+            self.accepted += accepted
+            self.emitted += emitted
+            self.keys_read += one.keys_read
+            self.keys_full += one.keys_full
+            self.accepted_per_round[one.row].append(accepted)
+            for position in range(one.drafted):
+                self.drafted_by_position[position] += 1
+                self.accepted_by_position[position] += position < accepted
 
     def to_dict(self) -> dict[str, Any]:
         """Return counters and derived figures as plain values."""

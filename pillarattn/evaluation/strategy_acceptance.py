@@ -64,11 +64,11 @@ def strategy_acceptance(
         if head.shape[1] and describe(model)["window"] is None:
             with torch.no_grad():
                 output = model(input_ids=head, use_cache=True, logits_to_keep=1)
-                shared = getattr(output, cache_keyword(model))
+                shared = getattr(output, cache_keyword())
         for assistant in assistants:
             if on_strategy is not None:
                 on_strategy(assistant.config.strategy)
-            cache = {} if shared is None else {cache_keyword(model): copy.deepcopy(shared)}
+            cache = {} if shared is None else {cache_keyword(): copy.deepcopy(shared)}
             model.generate(
                 **inputs,
                 **cache,

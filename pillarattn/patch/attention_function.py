@@ -145,7 +145,12 @@ def attention_options(
 
 def original_function(original: str, module: nn.Module) -> Callable[..., Any]:
     """Return the implementation that a twin wraps; "eager" is the modelling file's own."""
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    eager = None
+    for cls in type(module).__mro__:
+        # A subclass in another file attends as the class that it inherits from.
+        eager = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if eager is not None:
+            break
     if original == "eager" and eager is not None:
         return eager
     return ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)

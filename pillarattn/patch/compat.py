@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -40,10 +39,11 @@ def check_version() -> None:
         )
 
 
-def cache_keyword(model: PreTrainedModel) -> str:
-    """Return what the model's forward calls its cache: "cache" (newer) or "past_key_values"."""
-    parameters = inspect.signature(model.forward).parameters
-    return "cache" if "cache" in parameters else "past_key_values"
+def cache_keyword() -> str:
+    """Return what forwards and outputs call the cache: "cache" (newer) or "past_key_values"."""
+    return (
+        "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
+    )
 
 
 def decode_context(model: PreTrainedModel) -> AbstractContextManager[Any]:
@@ -54,7 +54,4 @@ def decode_context(model: PreTrainedModel) -> AbstractContextManager[Any]:
 
 def decoder_output(cache: Any, **fields: Any) -> GenerateDecoderOnlyOutput:
     """Return generate's output class with the cache under the name that this version gives it."""
-    key = (
-        "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
-    )
-    return GenerateDecoderOnlyOutput(**fields, **{key: cache})
+    return GenerateDecoderOnlyOutput(**fields, **{cache_keyword(): cache})

@@ -25,7 +25,7 @@ from pillarattn.patch.compat import (
     decoder_output,
 )
 from pillarattn.patch.logits import ProcessorRule
-from pillarattn.patch.options import check_generation_config, check_processors
+from pillarattn.patch.options import check_generation_config, check_processors, check_prompt
 from pillarattn.patch.stopping import CriteriaRule
 from pillarattn.patch.target import HFTarget
 
@@ -56,13 +56,17 @@ def decode(
         raise UnsupportedOptionError("the model is in training mode; call model.eval() first")
     rule = generator.new_rule(do_sample=bool(generation_config.do_sample))
     wants_dict = bool(generation_config.return_dict_in_generate)
-    keyword = cache_keyword(model)
+    keyword = cache_keyword()
     given: Cache | None = model_kwargs.pop(keyword, None)
     max_length = int(generation_config.max_length)
     if generator.config.kernels != "auto":
         kernels = generator.config.kernels
     k = generator.config.k
-    cache = _working_cache(given, limit=max_length + k + 1, kernels=kernels)
+    check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
+    embeddings = model_kwargs.get("inputs_embeds")
+    before = 0 if embeddings is None else embeddings.shape[1]
+    before += 0 if given is None else int(given.get_seq_length())
+    cache = _working_cache(given, limit=before + max_length + k + 1, kernels=kernels)
     # The empty DynamicCache that generate made is not the user's to look at.
     is_users = given is not None and getattr(given, "_is_user_defined", False)
 
@@ -115,7 +119,7 @@ def decode(
         streamer.end()
     if not (wants_dict or is_users):
         return result.sequences
-    _restore_layout(cache, target, result)
+    _restore_layout(cache, target, result, history.prompt_length)
     returned = _returned_cache(cache, given)
     if not wants_dict:
         return result.sequences
@@ -152,9 +156,12 @@ def _parity_options(generator: SelfSpeculativeGenerator, model: PreTrainedModel)
     return {"seed_rows": 0, "row_limit": 32 if group * (k + 1) <= 48 else 64}
 
 
-def _restore_layout(cache: PillarCache, target: HFTarget, result: Generation) -> None:
+def _restore_layout(
+    cache: PillarCache, target: HFTarget, result: Generation, prompt_length: int
+) -> None:
     """Give the cache equal rows again, padded as the prompt was, without the last token."""
-    total = result.sequences.shape[1] - 1
+    # The cache may be wider than the ids: embeddings, or an earlier turn, came before them.
+    total = target.prompt_width + result.sequences.shape[1] - prompt_length - 1
     mask = target.prompt_mask
     valid = torch.ones(
         result.sequences.shape[0], total, dtype=torch.bool, device=cache.lengths.device

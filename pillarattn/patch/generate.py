@@ -41,8 +41,10 @@ class PatchedGenerate:
                 "assistant= takes a pillarattn.SelfSpeculativeGenerator, got "
                 f"{type(assistant).__name__}; a draft model goes into assistant_model="
             )
-        check_call(kwargs)
-        kwargs = self._with_stop_strings(args, kwargs)
+        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+        check_call(kwargs, config or self.model.generation_config)
+        kwargs.pop("custom_generate", None)
+        args, kwargs = self._with_stop_strings(args, kwargs, config)
         streamer = kwargs.get("streamer")
 
         def decoding_method(model: Any, input_ids: Any, **prepared: Any) -> Any:
@@ -56,22 +58,20 @@ class PatchedGenerate:
             return self.original(*args, **kwargs)
         return type(self.model).generate(self.model, *args, **kwargs)
 
-    def _with_stop_strings(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _with_stop_strings(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], config: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Turn stop strings into a criterion: `generate` loses the tokenizer on the way to us."""
-        config = kwargs.get("generation_config")
-        if config is None:
-            config = next((a for a in args[1:2] if a is not None), None)
-        strings = kwargs.get("stop_strings")
-        if strings is None:
-            strings = getattr(config or self.model.generation_config, "stop_strings", None)
+        config = config or self.model.generation_config
+        strings = kwargs.get("stop_strings") or getattr(config, "stop_strings", None)
         tokenizer = kwargs.get("tokenizer")
         if strings is None or tokenizer is None:
-            return kwargs
-        kwargs = dict(kwargs)
-        config = copy.deepcopy(config or self.model.generation_config)
+            return args, kwargs
+        config = copy.deepcopy(config)
         config.stop_strings = None
-        kwargs.update(generation_config=config, stop_strings=None)
         criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
         criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
-        kwargs["stopping_criteria"] = criteria
-        return kwargs
+        kwargs = {**kwargs, "stop_strings": None, "stopping_criteria": criteria}
+        if len(args) > 1:
+            return (args[0], config, *args[2:]), kwargs
+        return args, {**kwargs, "generation_config": config}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.generation import logits_process
+from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from pillarattn.decoding.history import History
 
@@ -36,6 +38,7 @@ class ProcessorRule:
 
     def __init__(self, processors: Any) -> None:
         self.processors = processors
+        self.prefixes = [p for p in processors if type(p) is PrefixConstrainedLogitsProcessor]
         known = [getattr(logits_process, name, None) for name in _HISTORY_FREE]
         self.is_history_free = all(type(p) in known for p in processors)
 
@@ -59,7 +62,35 @@ class ProcessorRule:
             # Rows that stand elsewhere take part with some logits of theirs; the result is dropped.
             column = [min(max(length - start, 0), columns - 1) for start in starts]
             scores = logits[torch.arange(batch), column].clone()
-            scores = self.processors(history.ids[:, :length], scores)
+            ids = history.ids[:, :length].clone()
+            for row, start in enumerate(starts):
+                if length >= start + columns:
+                    # What stands past a row's end is scratch: lend it a text that exists.
+                    ids[row] = ids[here[0][0]]
+            scores = self._process(ids, scores, [row for row, _ in here])
             for row, i in here:
                 processed[row, i] = scores[row]
         return processed
+
+    def _process(self, ids: Tensor, scores: Tensor, rows: list[int]) -> Tensor:
+        """Apply the processors in order; grammars are asked about `rows` alone."""
+        if not self.prefixes:
+            return self.processors(ids, scores)
+        for processor in self.processors:
+            if processor not in self.prefixes:
+                scores = processor(ids, scores)
+                continue
+            mask = torch.full_like(scores, -math.inf)
+            for row in range(len(ids)):
+                if row not in rows:
+                    mask[row] = 0.0
+                    continue
+                allowed = processor._prefix_allowed_tokens_fn(row, ids[row])
+                if len(allowed) == 0:
+                    raise ValueError(
+                        f"prefix_allowed_tokens_fn returned no token for row {row} after "
+                        f"{ids.shape[1]} tokens; it must return at least one"
+                    )
+                mask[row, allowed] = 0.0
+            scores = scores + mask
+        return scores

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pillarattn.errors import UnsupportedOptionError
+from pillarattn.patch.support import has_window, rope_types
 
 # Option: (values that change nothing, why others are refused).
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -61,7 +62,54 @@ def check_processors(processors: Any) -> None:
             )
 
 
-def check_call(kwargs: dict[str, Any]) -> None:
+def check_prompt(
+    model: Any, input_ids: Any, *, max_length: int, given: Any, kwargs: dict[str, Any]
+) -> None:
+    """Raise for a prompt or a length whose blocks would not equal single steps.
+
+    Raises:
+        UnsupportedOptionError: padding inside a windowed model's prompt, or a length at which the
+            position embedding changes for tokens already cached.
+    """
+    mask = kwargs.get("attention_mask")
+    is_holed = mask is not None and bool((mask[:, 1:] < mask[:, :-1]).any())
+    if is_holed and has_window(model.config):
+        raise UnsupportedOptionError(
+            "attention_mask has zeros after ones, and the model has windows, which count masked "
+            "tokens; pad on the left only, or call generate without assistant="
+        )
+    kinds = rope_types(model.config)
+    if not kinds & {"dynamic", "longrope"}:
+        return
+    config = model.config.get_text_config(decoder=True)
+    positions = kwargs.get("position_ids")
+    first = input_ids.shape[1] if positions is None else int(positions.max()) + 1
+    last = first + max_length - input_ids.shape[1]
+    original = _original_positions(config)
+    if "dynamic" in kinds and last > original:
+        raise UnsupportedOptionError(
+            f"rope_type='dynamic' rescales positions beyond {original}, and this generation may "
+            f"reach {last}; lower max_new_tokens, or call generate without assistant="
+        )
+    if "longrope" in kinds and first <= original < last:
+        raise UnsupportedOptionError(
+            f"rope_type='longrope' changes its factors at position {original}, and this "
+            f"generation may cross it ({first} to {last}); lower max_new_tokens, or call "
+            "generate without assistant="
+        )
+
+
+def _original_positions(config: Any) -> int:
+    """Return the length at which dynamic and longrope embeddings change."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    nested = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]
+    named = [rope.get("original_max_position_embeddings") for rope in nested]
+    named.append(getattr(config, "original_max_position_embeddings", None))
+    known = [int(value) for value in named if value]
+    return min(known, default=int(config.max_position_embeddings))
+
+
+def check_call(kwargs: dict[str, Any], config: Any = None) -> None:
     """Raise for arguments of `generate` itself that compete with `assistant=`.
 
     Raises:
@@ -70,6 +118,17 @@ def check_call(kwargs: dict[str, Any]) -> None:
     for name in ("assistant_model", "custom_generate"):
         if kwargs.get(name) is not None:
             raise UnsupportedOptionError(f"pass {name}= or assistant=, not both")
+    # `generate` acts on this one before it calls anybody.
+    for source in (
+        kwargs.get("cache_implementation"),
+        getattr(config, "cache_implementation", None),
+    ):
+        harmless, reason = _REFUSED["cache_implementation"]
+        if source not in harmless:
+            raise UnsupportedOptionError(
+                f"cache_implementation={source!r} cannot be combined with assistant=: {reason}. "
+                "Leave it out, or call generate without assistant="
+            )
     for name in ("synced_gpus", "assistant_tokenizer"):
         if kwargs.get(name):
             raise UnsupportedOptionError(

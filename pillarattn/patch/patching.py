@@ -44,6 +44,7 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
         return model
     check(model)
     record = PatchRecord(
+        fields=[copy.deepcopy(vars(config)) for config in _configs(model)],
         configs=_own_configs(model),
         had_generate=model.__dict__.get("generate"),
         kernels=kernels,
@@ -76,18 +77,29 @@ def is_patched(model: Any) -> bool:
 def _own_configs(model: PreTrainedModel) -> list[tuple[Any, Any]]:
     """Give the model copies of its configs: models built from one object share it."""
     memo: dict[int, Any] = {}
-    pairs: list[tuple[Any, Any]] = []
-    seen: set[int] = set()
-    for module in model.modules():
-        for value in list(vars(module).values()):
-            if isinstance(value, PreTrainedConfig) and id(value) not in seen:
-                seen.add(id(value))
-                pairs.append((value, copy.deepcopy(value, memo)))
+    pairs = [(config, copy.deepcopy(config, memo)) for config in _configs(model)]
     _swap(model, {id(original): own for original, own in pairs})
     return pairs
 
 
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """Return every config object that the model's modules hold."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, PreTrainedConfig):
+                found.setdefault(id(value), value)
+    return list(found.values())
+
+
 def _restore(model: PreTrainedModel, record: PatchRecord) -> None:
+    for (original, own), before in zip(record.configs, record.fields, strict=True):
+        for name, value in vars(own).items():
+            # A vocabulary that was resized while patched must not shrink in the config alone.
+            if name.startswith("_") or isinstance(value, PreTrainedConfig):
+                continue
+            if name not in before or value != before[name]:
+                setattr(original, name, value)
     _swap(model, {id(own): original for original, own in record.configs})
     model.__dict__.pop("generate", None)
     if record.had_generate is not None:

@@ -12,7 +12,7 @@ from pillarattn.datatypes import Phase, RowLengths
 from pillarattn.errors import PillarError, UnsupportedModelError
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
-from pillarattn.patch.compat import PreTrainedModel, cache_keyword
+from pillarattn.patch.compat import DynamicCache, PreTrainedModel, cache_keyword
 from pillarattn.patch.target import HFTarget
 
 if TYPE_CHECKING:
@@ -80,10 +80,23 @@ def _plain_steps(model: PreTrainedModel, ids: Tensor) -> Tensor:
         cache = outputs.get("cache") if "cache" in outputs else outputs.past_key_values
         here = ids[:, PROMPT + i : PROMPT + i + 1]
         outputs = model(
-            input_ids=here, use_cache=True, return_dict=True, **{cache_keyword(model): cache}
+            input_ids=here, use_cache=True, return_dict=True, **{cache_keyword(): cache}
         )
         logits.append(outputs.logits[:, -1].float())
     return torch.stack(logits, dim=1)
+
+
+def _check_windows(model: PreTrainedModel, cache: PillarCache) -> None:
+    """Refuse a model whose own cache forgets what its attention could still see, or the reverse."""
+    own = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    for index, layer in enumerate(cache.layers):
+        kept = getattr(own[index], "sliding_window", None) if index < len(own) else None
+        if layer.lengths is not None and kept != layer.window:
+            raise UnsupportedModelError(
+                f"{type(model).__name__}: layer {index} attends within {layer.window} tokens but "
+                f"its cache keeps {kept}; correct sliding_window in the config, or use the model "
+                "without assistant="
+            )
 
 
 def _blocks(model: PreTrainedModel, record: PatchRecord, ids: Tensor) -> dict[str, Tensor]:
@@ -104,6 +117,7 @@ def _blocks(model: PreTrainedModel, record: PatchRecord, ids: Tensor) -> dict[st
     results: dict[str, Tensor] = {}
     with record.active():
         target.prefill(StepState(Phase.PREFILL))
+        _check_windows(model, cache)
         base = cache.lengths
         results["verified"] = target.forward(block, StepState(Phase.VERIFY))
         cache.roll_back(base)

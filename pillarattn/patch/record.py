@@ -23,12 +23,14 @@ class PatchRecord:
 
     Attributes:
         configs: pairs (original, the model's own copy), so that unpatching puts the originals back.
+        fields: the originals' fields at that time, to see later what the model itself changed.
         had_generate: the instance's own `generate` before, or None.
         kernels: the `kernels=` of `patch`.
         info: what `describe` found.
     """
 
     configs: list[tuple[Any, Any]]
+    fields: list[dict[str, Any]]
     had_generate: Any = None
     kernels: str = "auto"
     info: dict[str, Any] = field(default_factory=dict)

@@ -48,6 +48,25 @@ def refusal(model: Any) -> str | None:
     return None
 
 
+def has_window(config: Any) -> bool:
+    """Whether some layer attends within a window, going by the config."""
+    text = config.get_text_config(decoder=True)
+    kinds = getattr(text, "layer_types", None)
+    if kinds:
+        return "sliding_attention" in kinds
+    return (
+        getattr(text, "sliding_window", None) is not None
+        and getattr(text, "use_sliding_window", True) is not False
+    )
+
+
+def rope_types(config: Any) -> set[str]:
+    """Return the kinds of rotary embedding that a config names, nested ones included."""
+    ropes = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    nested = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]
+    return {str(rope["rope_type"]) for rope in nested if "rope_type" in rope}
+
+
 def attention_implementation(model: PreTrainedModel) -> str:
     """Return the attention implementation that plain decoding uses."""
     return str(model.config._attn_implementation).removeprefix(PREFIX)

@@ -44,32 +44,42 @@ class HFTarget:
         self.layer_calls: list[int] | None = None
         self._ids = input_ids
         self._generation_config = generation_config
-        self._keyword = cache_keyword(model)
+        self._keyword = cache_keyword()
         self._kwargs = {**model_kwargs, self._keyword: cache}
         self._takes_logits_to_keep = model._supports_logits_to_keep()
         self._next_position: Tensor | None = None
+        self._last_position: Tensor | None = None
+        self.prompt_width = 0
         self.prompt_mask: Tensor | None = model_kwargs.get("attention_mask")
 
     def prefill(self, step: StepState) -> Tensor:
         """Run the prompt exactly as plain generate does; then drop padding from the cache."""
         self.cache.step = step
-        kwargs = dict(self._kwargs)
-        outputs = self.model._prefill(self._ids, self._generation_config, kwargs)
-        self.cache.step = None
+        try:
+            kwargs = dict(self._kwargs)
+            outputs = self.model._prefill(self._ids, self._generation_config, kwargs)
+        finally:
+            self.cache.step = None
         if not self.cache.used_layers:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} left its cache empty; it cannot be rolled back"
             )
         logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=self._ids.device)
         self.layer_calls = list(step.visited) if step.visited else None
+        self.prompt_width = self.cache.lengths.max
         mask = self.prompt_mask
         if mask is not None and not bool(mask.all()):
             self.cache.compact(mask.bool().to(self.cache.lengths.device))
         lengths = self.cache.lengths.tensor
         positions = self._kwargs.get("position_ids")
         if positions is not None:
+            last = positions[..., -1:].to(lengths.device)
             # What to add to a row's cache length to get the position of its next token.
-            self._next_position = positions[..., -1:].to(lengths.device) + 1 - lengths.unsqueeze(-1)
+            self._next_position = last + 1 - lengths.unsqueeze(-1)
+            new = int(self._generation_config.max_length or 0) - self._ids.shape[1]
+            if new > 0:
+                # Rows ahead of the others draft past the end; position tables do not reach there.
+                self._last_position = last + new - 1
         return logits
 
     def forward(self, tokens: Tensor, step: StepState) -> Tensor:
@@ -98,7 +108,10 @@ class HFTarget:
         if self._next_position is not None:
             lengths = self.cache.lengths.tensor
             ahead = torch.arange(width, device=lengths.device)
-            kwargs["position_ids"] = self._next_position + lengths.unsqueeze(-1) + ahead
+            positions = self._next_position + lengths.unsqueeze(-1) + ahead
+            if self._last_position is not None:
+                positions = positions.minimum(self._last_position)
+            kwargs["position_ids"] = positions
         kwargs["use_cache"] = True
         return kwargs
 

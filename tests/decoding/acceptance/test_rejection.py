@@ -254,8 +254,11 @@ def test_a_missing_residual_is_seen(z_of, fault):
 def test_a_wrong_temperature_on_q_is_seen(z_of, temperature):
     rule = Recorded(same, lambda logits: logits / temperature)
     assert z_of(drafter=WithRule(rule=rule))[0] > 10
-    right = Recorded(lambda logits: logits / temperature, lambda logits: logits / temperature)
-    assert z_of(drafter=WithRule(rule=right))[0] < 4
+
+
+def test_drafts_at_another_temperature_are_lossless_if_q_says_so(z_of):
+    rule = Recorded(lambda logits: logits / 2.5, lambda logits: logits / 2.5)
+    assert z_of(drafter=WithRule(rule=rule))[0] < 4
 
 
 def test_processors_skipped_in_drafts_are_seen(z_of, laws):
