@@ -27,7 +27,7 @@ def plain(fakes, lm, prompt):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.names())
-@pytest.mark.parametrize("k", [0, 1, 4, 9])
+@pytest.mark.parametrize("k", [0, 1, 5])
 def test_greedy_output_is_plain_decoding(fakes, lm, prompt, plain, strategy, k):
     target = fakes.AttentionTarget(lm, prompt)
     run = fakes.build_run(target, k=k, new_tokens=30, strategy=strategy, **SPARSE)

@@ -6,18 +6,29 @@ import json
 
 import pytest
 
-from pillarattn.decoding.stats import GenerationStats
+from pillarattn.decoding.stats import GenerationStats, RowRound
+
+
+def round_of(row, start, drafted, accepted, emitted):
+    """Return one row's round that read 10 keys a step of 50."""
+    return RowRound(
+        row=row,
+        start=start,
+        drafted=drafted,
+        accepted=accepted,
+        emitted=emitted,
+        keys_read=10.0 * drafted,
+        keys_full=50.0 * drafted,
+    )
+
+
+ROUNDS = [round_of(0, 7, 4, 4, 5), round_of(1, 7, 4, 1, 2), round_of(0, 12, 3, 0, 1)]
 
 
 @pytest.fixture
 def stats():
-    stats = GenerationStats(
-        accepted_per_round=[[], []], drafted_by_position=[0] * 4, accepted_by_position=[0] * 4
-    )
-    stats.count_round(0, drafted=4, accepted=4, emitted=5)
-    stats.count_round(1, drafted=4, accepted=1, emitted=2)
-    stats.count_round(0, drafted=3, accepted=0, emitted=1)
-    stats.keys_read, stats.keys_full, stats.draft_steps = 110.0, 550.0, 11
+    stats = GenerationStats()
+    stats.count(ROUNDS, ends=[13, 9], k=4)
     return stats
 
 
@@ -56,8 +67,27 @@ def test_to_dict_and_text(stats):
 
 def test_a_dict_is_a_copy(stats):
     values = stats.to_dict()
-    stats.count_round(1, drafted=4, accepted=2, emitted=3)
+    stats.accepted_per_round[1].append(2)
     assert values["accepted_per_round"] == [[4, 0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("end", "rounds", "accepted", "emitted", "drafted"),
+    [
+        (13, [4, 0], 4, 6, 7),
+        (12, [4], 4, 5, 4),
+        (11, [4], 4, 4, 4),
+        (9, [2], 2, 2, 4),
+        (7, [], 0, 0, 0),
+    ],
+)
+def test_what_a_row_did_after_its_end_is_in_no_count(end, rounds, accepted, emitted, drafted):
+    stats = GenerationStats()
+    stats.count([ROUNDS[0], ROUNDS[2]], ends=[end], k=4)
+    assert stats.accepted_per_round == [rounds] and stats.rounds == len(rounds)
+    assert (stats.accepted, stats.emitted, stats.drafted) == (accepted, emitted, drafted)
+    assert stats.draft_steps == drafted and stats.keys_read == 10 * drafted
+    assert stats.accepted_by_position == [sum(n > j for n in rounds) for j in range(4)]
 
 
 def test_a_run_fills_them(fakes):

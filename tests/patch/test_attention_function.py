@@ -105,9 +105,9 @@ def test_a_forward_outside_a_run_passes_through_bit_for_bit(pair, family, ragged
     with patched.pillarattn_record.active():
         assert patched.config._attn_implementation.startswith(PREFIX)
         assert patched(**ragged).logits.equal(plain(**ragged).logits)
-        keyword = {cache_keyword(patched): DynamicCache()}
+        keyword = {cache_keyword(): DynamicCache()}
         assert patched(**ragged, **keyword).logits.equal(plain(**ragged).logits)
-        other = {cache_keyword(patched): pillarattn.PillarCache()}
+        other = {cache_keyword(): pillarattn.PillarCache()}
         torch.testing.assert_close(
             patched(**ragged, **other).logits, plain(**ragged).logits, atol=1e-4, rtol=0
         )
@@ -117,14 +117,14 @@ def test_dropout_in_a_block_is_refused(pair, prompt):
     patched = pair()[1]
     cache = pillarattn.PillarCache()
     with patched.pillarattn_record.active(), torch.no_grad():
-        patched(prompt(1, 6), **{cache_keyword(patched): cache})
+        patched(prompt(1, 6), **{cache_keyword(): cache})
         cache.step = StepState(Phase.VERIFY)
         layer = patched.model.layers[0].self_attn
         layer.attention_dropout = 0.5
         layer.train()
         try:
             with pytest.raises(pillarattn.UnsupportedModelError, match="dropout"):
-                patched(prompt(1, 2), **{cache_keyword(patched): cache})
+                patched(prompt(1, 2), **{cache_keyword(): cache})
         finally:
             layer.eval()
             layer.attention_dropout = 0.0
@@ -136,7 +136,7 @@ def test_prefill_keeps_the_last_query_rows_of_every_layer(pair, prompt):
     step = StepState(Phase.PREFILL, seed_rows=3)
     cache.step = step
     with patched.pillarattn_record.active(), torch.no_grad():
-        patched(prompt(2, 10), **{cache_keyword(patched): cache})
+        patched(prompt(2, 10), **{cache_keyword(): cache})
     assert step.visited == [0, 1]
     assert {i: tuple(seed.query.shape) for i, seed in step.seeds.items()} == {
         0: (2, 4, 3, 16),

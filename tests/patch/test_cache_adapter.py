@@ -19,7 +19,7 @@ def cache_of(output):
 
 def argument(model, cache):
     """Return the keyword under which generate takes a cache without a deprecation warning."""
-    return {cache_keyword(model): cache}
+    return {cache_keyword(): cache}
 
 
 def check_caches(wanted, got, mask=None):
@@ -195,7 +195,7 @@ def test_buffers_are_not_reallocated_within_a_power_of_two(pair, prompt, draftin
         seen = []
 
         def watch(module, args, kwargs, seen=seen):
-            cache = kwargs[cache_keyword(patched)]
+            cache = kwargs[cache_keyword()]
             if cache.used_layers:
                 seen.append(cache.layers[0].key_buffer.data_ptr())
 

@@ -235,7 +235,7 @@ def test_speculating_and_plain_threads_on_one_model(pair, ragged, prompt, drafti
         lambda: patched.generate(**ragged, **NEW),
         lambda: patched.generate(ids, **NEW, assistant=drafting()),
         lambda: patched.generate(
-            ids, **NEW, **{cache_keyword(patched): DynamicCache()}, assistant=drafting(k=2)
+            ids, **NEW, **{cache_keyword(): DynamicCache()}, assistant=drafting(k=2)
         ),
     )
     assert results == [[tokens] * 2 for tokens in wanted]

@@ -71,7 +71,7 @@ def test_other_caches_are_refused_by_name(refuse, name):
 
 def test_cache_objects_are_refused_by_class(pair, refuse):
     model = pair()[0]
-    keyword = cache_keyword(model)
+    keyword = cache_keyword()
     static = StaticCache(config=model.config, max_cache_len=10)
     refuse("StaticLayer|StaticCache", **{keyword: static})
     refuse("offload", **{keyword: DynamicCache(offloading=True)})

@@ -28,7 +28,7 @@ def path(fakes, strategy="pillar", k=4, seed=5, lm_seed=2):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.names())
-@pytest.mark.parametrize("k", [1, 4, 7])
+@pytest.mark.parametrize("k", [1, 5])
 def test_the_path_is_that_of_plain_sampling_with_the_same_noise(fakes, strategy, k):
     plain, _ = path(fakes, k=0)
     drafted, stats = path(fakes, strategy, k)
