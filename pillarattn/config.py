@@ -61,7 +61,8 @@ class PillarConfig:
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_choice("kernels", self.kernels, KERNEL_CHOICES)
         _check_choice("parity", self.parity, PARITY_CHOICES)
-        if self.parity == "reference" and self.strategy != "pillar":
+        name = getattr(self.strategy, "name", self.strategy)
+        if self.parity == "reference" and name != "pillar":
             raise ValueError(
                 f"parity='reference' describes strategy='pillar', got strategy={self.strategy!r}; "
                 "use parity='default' with other strategies"

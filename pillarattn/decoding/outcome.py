@@ -77,7 +77,7 @@ class Outcome:
             ]
             if rows:
                 for row, ends in zip(rows, self.stop.finished(history, rows, length), strict=True):
-                    if ends:
+                    if ends or length >= self.max_length:
                         self._stop(row, length)
         self._settle()
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import pillarattn
+from pillarattn.errors import UnsupportedOptionError
 
 ROPE = {"rope_theta": 10000.0}
 STABLE = {
@@ -38,24 +39,29 @@ def test_rotary_scalings_that_do_not_look_at_the_length(pair, prompt, same, draf
 
 
 @pytest.mark.parametrize("name", MOVING)
-def test_rotary_scalings_that_do_are_exact_or_refused(tiny_model, prompt, drafting, name):
+def test_rotary_scalings_that_do_are_exact_or_refused_at_the_boundary(tiny_model, prompt, drafting, name):
     family, positions, rope = MOVING[name]
     overrides = {"max_position_embeddings": positions, "rope_parameters": {**ROPE, **rope}}
     if family == "phi3":
         overrides["original_max_position_embeddings"] = 32
     plain = tiny_model(family, **overrides)
-    try:
-        patched = pillarattn.patch(copy.deepcopy(plain))
-    except pillarattn.UnsupportedModelError:
-        with pytest.raises(pillarattn.UnsupportedModelError, match=r"(?i)rope"):
-            pillarattn.patch(plain)
-        return
-    for ids in (prompt(1, 20), prompt(1, 31)):
-        kwargs = {"input_ids": ids, "max_new_tokens": 24, "do_sample": False}
-        for s in (0.8, 1.0):
-            wanted = copy.deepcopy(plain).generate(**kwargs)
-            got = copy.deepcopy(patched).generate(**kwargs, assistant=drafting(k=7, s=s))
-            assert got.tolist() == wanted.tolist()
+    patched = pillarattn.patch(copy.deepcopy(plain))
+
+    def outputs(tokens, new, s):
+        kwargs = {"input_ids": prompt(1, tokens), "max_new_tokens": new, "do_sample": False}
+        wanted = copy.deepcopy(plain).generate(**kwargs)
+        got = copy.deepcopy(patched).generate(**kwargs, assistant=drafting(k=7, s=s))
+        return got.tolist(), wanted.tolist()
+
+    for tokens in (20, 31):
+        with pytest.raises(UnsupportedOptionError, match="rope_type=.*max_new_tokens"):
+            outputs(tokens, 24, 1.0)
+    for s in (0.8, 1.0):
+        got, wanted = outputs(8, 24, s)
+        assert got == wanted
+        if name != "dynamic":
+            got, wanted = outputs(40, 24, s)
+            assert got == wanted
 
 
 def test_a_window_that_only_the_cache_knows_is_kept_or_refused(tiny_model, prompt, drafting):

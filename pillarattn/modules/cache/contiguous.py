@@ -68,7 +68,7 @@ class ContiguousLayer:
         if self.lengths is None:
             return
         if len(lengths.host) != len(self.lengths.host) or any(
-            new > old for new, old in zip(lengths.host, self.lengths.host, strict=True)
+            not 0 <= new <= old for new, old in zip(lengths.host, self.lengths.host, strict=True)
         ):
             raise ValueError(
                 f"cannot roll back rows of {list(self.lengths.host)} tokens to {list(lengths.host)}"
@@ -102,8 +102,8 @@ class ContiguousLayer:
         if tokens <= self.capacity:
             return
         capacity = max(MIN_CAPACITY, 1 << (tokens - 1).bit_length())
-        if self.limit is not None:
-            capacity = max(tokens, min(capacity, self.limit))
+        if self.limit is not None and tokens <= self.limit:
+            capacity = min(capacity, self.limit)
         used = self.lengths.max if self.lengths is not None else 0
         self.key_buffer = _grown(self.key_buffer, like_keys, capacity, used)
         self.value_buffer = _grown(self.value_buffer, like_values, capacity, used)
