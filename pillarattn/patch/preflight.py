@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pillarattn.patch.record import PatchRecord
 
 PROMPT, BLOCK = 9, 4
-# Largest gap between two logits, relative to the spread of the logits: fp32 reaches 1e-6, and a
-# wrong mask, position or stale state is of the order of 1.
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-COARSE_TOLERANCE = 0.1
+# Allowed gaps, relative to the spread of the logits. In fp32 the largest gap is near 1e-6. In half
+# precision single logits of a large vocabulary stray far, so the root mean square counts: 0.03 to
+# 0.05 in bf16 on a model of 30 layers. A wrong mask, position or stale state gives about 1.
+EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
 
 
 def preflight(model: PreTrainedModel, record: PatchRecord) -> None:
@@ -58,12 +58,12 @@ def _check(model: PreTrainedModel, record: PatchRecord, device: torch.device) ->
     generator = torch.Generator().manual_seed(20251201)
     ids = torch.randint(1, vocabulary, (2, PROMPT + BLOCK), generator=generator).to(device)
     plain = _plain_steps(model, ids)
-    tolerance = TOLERANCE.get(plain.dtype, COARSE_TOLERANCE)
-    if model.dtype not in TOLERANCE:
-        tolerance = COARSE_TOLERANCE
+    is_exact = model.dtype in (torch.float32, torch.float64)
+    tolerance = EXACT_TOLERANCE if is_exact else COARSE_TOLERANCE
     for name, logits in _blocks(model, record, ids).items():
-        rows = plain if name != "ragged" else plain[:, 1:]
-        gap = float((logits - rows).abs().max() / plain.std().clamp_min(1e-6))
+        difference = logits - (plain if name != "ragged" else plain[:, 1:])
+        size = difference.abs().max() if is_exact else difference.square().mean().sqrt()
+        gap = float(size / plain.std().clamp_min(1e-6))
         if not gap <= tolerance:
             raise UnsupportedModelError(
                 f"{type(model).__name__}: a {name} block of {BLOCK} tokens differs from single "

@@ -116,6 +116,14 @@ def test_models_that_would_differ_are_refused(tiny_model, cls, reason):
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_judged_by_its_own_measure(tiny_model, dtype):
+    pillarattn.patch(tiny_model("llama").to(dtype))
+    for cls in (WrongPositions, LooksAhead):
+        with pytest.raises(pillarattn.UnsupportedModelError, match="block"):
+            pillarattn.patch(rebuilt(tiny_model, cls).to(dtype))
+
+
 def test_attention_past_the_interface_is_refused(tiny_model):
     model = tiny_model("llama")
     for layer in model.model.layers:
