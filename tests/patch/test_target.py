@@ -39,7 +39,7 @@ def test_rotary_scalings_that_do_not_look_at_the_length(pair, prompt, same, draf
 
 
 @pytest.mark.parametrize("name", MOVING)
-def test_rotary_scalings_that_do_are_exact_or_refused_at_the_boundary(tiny_model, prompt, drafting, name):
+def test_moving_rotary_scalings_are_exact_or_refused(tiny_model, prompt, drafting, name):
     family, positions, rope = MOVING[name]
     overrides = {"max_position_embeddings": positions, "rope_parameters": {**ROPE, **rope}}
     if family == "phi3":
@@ -54,7 +54,7 @@ def test_rotary_scalings_that_do_are_exact_or_refused_at_the_boundary(tiny_model
         return got.tolist(), wanted.tolist()
 
     for tokens in (20, 31):
-        with pytest.raises(UnsupportedOptionError, match="rope_type=.*max_new_tokens"):
+        with pytest.raises(UnsupportedOptionError, match=r"rope_type=.*max_new_tokens"):
             outputs(tokens, 24, 1.0)
     for s in (0.8, 1.0):
         got, wanted = outputs(8, 24, s)
