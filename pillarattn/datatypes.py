@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -119,4 +119,3 @@ class Generation:
     sequences: Tensor
     scores: tuple[Tensor, ...] | None = None
     logits: tuple[Tensor, ...] | None = None
-    extra: dict[str, object] = field(default_factory=dict)

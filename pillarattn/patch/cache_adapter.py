@@ -126,9 +126,8 @@ class PillarCache(ContiguousCache, Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest `-tokens_to_remove` tokens of every row."""
-        for layer in self.used_layers:
-            assert layer.lengths is not None
-            layer.roll_back(layer.lengths.plus(tokens_to_remove))
+        for layer in self.layers:
+            layer.crop(tokens_to_remove)  # type: ignore[attr-defined]
 
     def import_from(self, other: Cache) -> None:
         """Copy the tokens of a `DynamicCache`; what a window has dropped there stays hidden here.
@@ -169,6 +168,7 @@ class PillarCache(ContiguousCache, Cache):
             window = getattr(into, "sliding_window", None)
             if window is not None:
                 into.cumulative_length = keys.shape[2]
-                keys, values = keys[:, :, -window + 1 :], values[:, :, -window + 1 :]
+                first = max(0, keys.shape[2] - window + 1)
+                keys, values = keys[:, :, first:], values[:, :, first:]
             into.keys, into.values = keys, values
         return other

@@ -50,6 +50,7 @@ def decode(
     Raises:
         UnsupportedOptionError: before any compute, naming an option that cannot be honoured.
     """
+    generator.reset()
     check_generation_config(generation_config)
     check_processors(logits_processor)
     if model.training:
@@ -113,6 +114,10 @@ def decode(
     try:
         with decode_context(model):
             result = run.run()
+    except BaseException:
+        # Half-way rows are ragged and without their padding: no later call may take them for whole.
+        cache.reset()
+        raise
     finally:
         generator.stats = run.stats
     if streamer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
@@ -41,37 +42,42 @@ class PatchedGenerate:
                 "assistant= takes a pillarattn.SelfSpeculativeGenerator, got "
                 f"{type(assistant).__name__}; a draft model goes into assistant_model="
             )
-        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+        kwargs = self._named(args, kwargs)
+        config = kwargs.get("generation_config")
         check_call(kwargs, config or self.model.generation_config)
         kwargs.pop("custom_generate", None)
-        args, kwargs = self._with_stop_strings(args, kwargs, config)
+        kwargs = self._with_stop_strings(kwargs, config)
         streamer = kwargs.get("streamer")
 
         def decoding_method(model: Any, input_ids: Any, **prepared: Any) -> Any:
             # generate keeps the streamer to itself, apart from putting the prompt.
             return assistant(model, input_ids, streamer=streamer, **prepared)
 
-        return self._stock(*args, custom_generate=decoding_method, **kwargs)
+        return self._stock(custom_generate=decoding_method, **kwargs)
 
     def _stock(self, *args: Any, **kwargs: Any) -> Any:
         if self.original is not None:
             return self.original(*args, **kwargs)
         return type(self.model).generate(self.model, *args, **kwargs)
 
-    def _with_stop_strings(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], config: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Give positional arguments their names, so that none is looked for in vain."""
+        signature = inspect.signature(type(self.model).generate)
+        bound = signature.bind_partial(self.model, *args, **kwargs).arguments
+        extra = bound.pop("kwargs", {})
+        named = {name: value for name, value in bound.items() if name != "self"}
+        return {**named, **extra}
+
+    def _with_stop_strings(self, kwargs: dict[str, Any], config: Any) -> dict[str, Any]:
         """Turn stop strings into a criterion: `generate` loses the tokenizer on the way to us."""
         config = config or self.model.generation_config
         strings = kwargs.get("stop_strings") or getattr(config, "stop_strings", None)
         tokenizer = kwargs.get("tokenizer")
         if strings is None or tokenizer is None:
-            return args, kwargs
+            return kwargs
         config = copy.deepcopy(config)
         config.stop_strings = None
         criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
         criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
-        kwargs = {**kwargs, "stop_strings": None, "stopping_criteria": criteria}
-        if len(args) > 1:
-            return (args[0], config, *args[2:]), kwargs
-        return args, {**kwargs, "generation_config": config}
+        changes = {"stop_strings": None, "stopping_criteria": criteria, "generation_config": config}
+        return {**kwargs, **changes}

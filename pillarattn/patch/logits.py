@@ -67,13 +67,18 @@ class ProcessorRule:
                 if length >= start + columns:
                     # What stands past a row's end is scratch: lend it a text that exists.
                     ids[row] = ids[here[0][0]]
-            scores = self._process(ids, scores, [row for row, _ in here])
+            rows = {row: history.lengths[row] == length for row, _ in here}
+            scores = self._process(ids, scores, rows)
             for row, i in here:
                 processed[row, i] = scores[row]
         return processed
 
-    def _process(self, ids: Tensor, scores: Tensor, rows: list[int]) -> Tensor:
-        """Apply the processors in order; grammars are asked about `rows` alone."""
+    def _process(self, ids: Tensor, scores: Tensor, rows: dict[int, bool]) -> Tensor:
+        """Apply the processors in order; grammars are asked about `rows` alone.
+
+        `rows` says whether a row's text is committed. A text that only drafts reach may lie past an
+        end token, where plain decoding would never have asked: no answer is an answer there.
+        """
         if not self.prefixes:
             return self.processors(ids, scores)
         for processor in self.processors:
@@ -85,7 +90,15 @@ class ProcessorRule:
                 if row not in rows:
                     mask[row] = 0.0
                     continue
-                allowed = processor._prefix_allowed_tokens_fn(row, ids[row])
+                try:
+                    allowed = processor._prefix_allowed_tokens_fn(row, ids[row])
+                except Exception:
+                    if rows[row]:
+                        raise
+                    allowed = []
+                if len(allowed) == 0 and not rows[row]:
+                    mask[row] = 0.0
+                    continue
                 if len(allowed) == 0:
                     raise ValueError(
                         f"prefix_allowed_tokens_fn returned no token for row {row} after "

@@ -129,7 +129,7 @@ def check_call(kwargs: dict[str, Any], config: Any = None) -> None:
                 f"cache_implementation={source!r} cannot be combined with assistant=: {reason}. "
                 "Leave it out, or call generate without assistant="
             )
-    for name in ("synced_gpus", "assistant_tokenizer"):
+    for name in ("synced_gpus", "assistant_tokenizer", "token_healing"):
         if kwargs.get(name):
             raise UnsupportedOptionError(
                 f"{name}={kwargs[name]!r} cannot be combined with assistant=; leave it out"

@@ -21,7 +21,7 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
     """Prepare a causal LM for sparse self-speculation, in place; return it.
 
     The model gets a config of its own and a `generate` that takes `assistant=`; its weights, its
-    type and what it computes without an assistant stay as they are. Patching twice changes nothing.
+    type and what it computes without an assistant stay as they are. Twice only sets `kernels`.
 
     Args:
         model: any decoder-only `AutoModelForCausalLM`.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pillarattn.datatypes import Phase, RowLengths
 from pillarattn.errors import PillarError, UnsupportedModelError
+from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import DynamicCache, PreTrainedModel, cache_keyword
@@ -102,6 +103,7 @@ def _check_windows(model: PreTrainedModel, cache: PillarCache) -> None:
 def _blocks(model: PreTrainedModel, record: PatchRecord, ids: Tensor) -> dict[str, Tensor]:
     """Return the same logits from a verify block, a repeat after roll back, drafts, ragged rows."""
     cache = PillarCache()
+    cache.attention = PillarAttention(kernels=record.kernels)
     positions = torch.arange(PROMPT, device=ids.device).expand(2, -1)
     kwargs: dict[str, Any] = {"use_cache": True}
     if "position_ids" in inspect.signature(model.forward).parameters:

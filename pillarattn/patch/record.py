@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pillarattn.patch.attention_function import PREFIX, register
+from pillarattn.errors import UnsupportedModelError
+from pillarattn.patch.attention_function import register
 from pillarattn.patch.compat import PreTrainedModel
 from pillarattn.patch.decode import decode
+from pillarattn.patch.support import SUPPORTED_ATTENTION
 
 RECORD = "pillarattn_record"
 # Guards the counters of all records: they change once a generation, and a lock cannot be pickled.
@@ -55,8 +57,14 @@ class PatchRecord:
         with _SWITCH:
             if self.users == 0:
                 self.originals = [own._attn_implementation_internal for own in copies]
+                for original in self.originals:
+                    if original not in (*SUPPORTED_ATTENTION, None):
+                        raise UnsupportedModelError(
+                            f"attn_implementation={original!r} was set after patching; set one of "
+                            f"{', '.join(map(repr, SUPPORTED_ATTENTION))}"
+                        )
                 for own, original in zip(copies, self.originals, strict=True):
-                    if original is not None and not original.startswith(PREFIX):
+                    if original is not None:
                         own._attn_implementation_internal = register(original)
             self.users += 1
         try:

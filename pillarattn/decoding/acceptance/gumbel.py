@@ -36,21 +36,27 @@ class GumbelRule(AcceptanceRule):
         return match(draft, torch.stack(columns, dim=1))
 
     def _noise(self, logits: Tensor, steps: list[int]) -> Tensor:
+        uniform = torch.empty(2, logits.shape[-1], dtype=torch.float64, device=logits.device)
         noise = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
         generator = torch.Generator(device=logits.device)
         for row, step in enumerate(steps):
-            generator.manual_seed(_mixed(self._key, row, step))
-            noise[row].exponential_(generator=generator)
-        # -log of an Exp(1) variable is a Gumbel variable.
-        return -noise.log()
+            key = _mixed(self._key, row, step)
+            # A CPU generator keeps 32 bits of its seed, and two positions would soon share one.
+            # The sum of two uniform variables modulo 1 is uniform and depends on both halves.
+            for half, seed in enumerate((key & 0xFFFFFFFF, key >> 32)):
+                generator.manual_seed(seed)
+                uniform[half].uniform_(generator=generator)
+            noise[row] = uniform.sum(dim=0).remainder(1.0)
+        tiny = torch.finfo(torch.float64).tiny
+        return -(-noise.clamp_min(tiny).log()).clamp_min(tiny).log()
 
 
 def _mixed(*parts: int) -> int:
-    """Return a 63-bit key of the parts; neighbours share nothing (splitmix64's finaliser)."""
+    """Return a 64-bit key of the parts; neighbours share nothing (splitmix64's finaliser)."""
     key = 0
     for part in parts:
         key = (key + part + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
         key ^= key >> 31
-    return key >> 1
+    return key

@@ -124,3 +124,9 @@ def test_a_row_keeps_its_noise_when_it_stands_at_another_step():
     apart = rule.draw(logits, [3, 8])[0]
     for row, step in ((0, 3), (1, 8)):
         assert rule.draw(logits, [step, step])[0][row] == apart[row]
+
+
+def test_noise_depends_on_more_than_32_bits():
+    logits = torch.zeros(1, 50)
+    seen = {GumbelRule(seed)._noise(logits, [3])[0, 0].item() for seed in (5, 5 + 2**32, 5 + 2**40)}
+    assert len(seen) == 3
