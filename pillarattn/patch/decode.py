@@ -14,6 +14,7 @@ from pillarattn.decoding.loop import DecodingRun
 from pillarattn.decoding.outcome import Outcome, Recorder
 from pillarattn.decoding.stats import GenerationStats
 from pillarattn.errors import UnsupportedOptionError
+from pillarattn.kernels.dispatch import choose
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import (
@@ -28,6 +29,8 @@ from pillarattn.patch.logits import ProcessorRule
 from pillarattn.patch.options import check_generation_config, check_processors, check_prompt
 from pillarattn.patch.stopping import CriteriaRule
 from pillarattn.patch.target import HFTarget
+
+ATTENTION_OPS = ("draft_attention", "verify_attention", "attention_scores")
 
 
 def decode(
@@ -62,6 +65,8 @@ def decode(
     max_length = int(generation_config.max_length)
     if generator.config.kernels != "auto":
         kernels = generator.config.kernels
+    for op in ATTENTION_OPS:
+        choose(op, kernels, input_ids)
     k = generator.config.k
     check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
     embeddings = model_kwargs.get("inputs_embeds")

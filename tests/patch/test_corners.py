@@ -93,3 +93,14 @@ def test_an_attention_that_cannot_be_wrapped_is_refused_after_patching(model):
     model.config._attn_implementation_internal = "flex_attention"
     with pytest.raises(pillarattn.UnsupportedModelError, match="flex_attention"):
         model.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=2, assistant=pillar())
+
+
+def test_kernels_that_do_not_exist_are_refused_before_compute(model):
+    calls = []
+    hook = model.register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(ValueError, match="triton"):
+        model.generate(
+            torch.ones(1, 4, dtype=torch.long), max_new_tokens=2, assistant=pillar(kernels="triton")
+        )
+    hook.remove()
+    assert not calls
