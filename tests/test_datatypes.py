@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 
-from pillarattn.datatypes import Draft, Generation, Phase, RowLengths, Selection, Verdict
+from pillarattn.datatypes import Draft, Phase, RowLengths, Selection, Verdict
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,6 @@ def test_a_draft_counts_its_tokens(k):
     assert draft.k == k
     assert type(draft.k) is int
     assert draft.probs is None
-
-
-def test_a_generation_does_not_share_its_extras():
-    first, second = (Generation(sequences=torch.zeros(1, 1)) for _ in range(2))
-    first.extra["cache"] = object()
-    assert second.extra == {}
-    assert second.scores is None
-    assert second.logits is None
 
 
 def test_a_verdict_keeps_what_it_was_given():

@@ -54,46 +54,31 @@ def decode(
         UnsupportedOptionError: before any compute, naming an option that cannot be honoured.
     """
     generator.reset()
+    given: Cache | None = model_kwargs.pop(cache_keyword(), None)
+    if generator.config.kernels != "auto":
+        kernels = generator.config.kernels
+    max_length, k = int(generation_config.max_length), generator.config.k
     check_generation_config(generation_config)
     check_processors(logits_processor)
     if model.training:
         raise UnsupportedOptionError("the model is in training mode; call model.eval() first")
     rule = generator.new_rule(do_sample=bool(generation_config.do_sample))
-    wants_dict = bool(generation_config.return_dict_in_generate)
-    keyword = cache_keyword()
-    given: Cache | None = model_kwargs.pop(keyword, None)
-    max_length = int(generation_config.max_length)
-    if generator.config.kernels != "auto":
-        kernels = generator.config.kernels
     for op in ATTENTION_OPS:
         choose(op, kernels, input_ids)
-    k = generator.config.k
     check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
     embeddings = model_kwargs.get("inputs_embeds")
     before = 0 if embeddings is None else embeddings.shape[1]
     before += 0 if given is None else int(given.get_seq_length())
     cache = _working_cache(given, limit=before + max_length + k + 1, kernels=kernels)
+    wants_dict = bool(generation_config.return_dict_in_generate)
     # The empty DynamicCache that generate made is not the user's to look at.
     is_users = given is not None and getattr(given, "_is_user_defined", False)
-
-    recorder = Recorder(
-        input_ids.shape[0],
-        scores=wants_dict and bool(generation_config.output_scores),
-        logits=wants_dict and bool(generation_config.output_logits),
-    )
-    pad = generation_config._pad_token_tensor
-    pad_token = 0 if pad is None else int(pad.reshape(-1)[0])
-    history = History(input_ids, capacity=max_length + k + 1, fill=pad_token)
-    outcome = Outcome(
-        history,
-        CriteriaRule(
-            stopping_criteria,
-            pad_token=pad_token,
-            recorder=recorder,
-            prompt_length=history.prompt_length,
-        ),
-        max_length=max_length,
-        emit=None if streamer is None else lambda tokens: streamer.put(tokens.cpu()),
+    outcome, recorder = _outcome(
+        input_ids,
+        stopping_criteria,
+        generation_config,
+        streamer,
+        scratch=k + 1,
         keep_padding=wants_dict or is_users,
     )
     target = HFTarget(
@@ -109,7 +94,7 @@ def decode(
         rule=rule,
         process=ProcessorRule(logits_processor),
         selector=generator.new_selector(),
-        history=history,
+        history=outcome.history,
         outcome=outcome,
         recorder=recorder,
         stats=GenerationStats(),
@@ -129,13 +114,49 @@ def decode(
         streamer.end()
     if not (wants_dict or is_users):
         return result.sequences
-    _restore_layout(cache, target, result, history.prompt_length)
+    _restore_layout(cache, target, result, outcome.history.prompt_length)
     returned = _returned_cache(cache, given)
     if not wants_dict:
         return result.sequences
     return decoder_output(
         returned, sequences=result.sequences, scores=result.scores, logits=result.logits
     )
+
+
+def _outcome(
+    input_ids: Tensor,
+    stopping_criteria: Any,
+    generation_config: Any,
+    streamer: Any,
+    *,
+    scratch: int,
+    keep_padding: bool,
+) -> tuple[Outcome, Recorder]:
+    """Return what follows the rows to their ends, and what keeps the logits that were asked for."""
+    max_length = int(generation_config.max_length)
+    wants_dict = bool(generation_config.return_dict_in_generate)
+    recorder = Recorder(
+        input_ids.shape[0],
+        scores=wants_dict and bool(generation_config.output_scores),
+        logits=wants_dict and bool(generation_config.output_logits),
+    )
+    pad = generation_config._pad_token_tensor
+    pad_token = 0 if pad is None else int(pad.reshape(-1)[0])
+    history = History(input_ids, capacity=max_length + scratch, fill=pad_token)
+    stop = CriteriaRule(
+        stopping_criteria,
+        pad_token=pad_token,
+        recorder=recorder,
+        prompt_length=history.prompt_length,
+    )
+    outcome = Outcome(
+        history,
+        stop,
+        max_length=max_length,
+        emit=None if streamer is None else lambda tokens: streamer.put(tokens.cpu()),
+        keep_padding=keep_padding,
+    )
+    return outcome, recorder
 
 
 def _working_cache(given: Cache | None, *, limit: int, kernels: str) -> PillarCache:
