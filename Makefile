@@ -23,16 +23,20 @@ PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check \
 SOURCES := pyproject.toml constraints/cpu.txt Makefile
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench notebooks clean
+.PHONY: help venv demo test test-architectures lint format bench notebooks clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.stamp-demo  ## a real model, plain and speculative, side by side
 	@$(VENV)/bin/pillarattn generate --demo $(DEMO_ARGS)
 
 test: $(VENV)/.stamp-dev  ## every test that this machine can run
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(ARGS)
+
+test-architectures: $(VENV)/.stamp-dev  ## every architecture of transformers, tiny and random
+	OMP_NUM_THREADS=1 PILLARATTN_ALL_ARCHITECTURES=1 $(PY) -m pytest -n $(WORKERS) \
+	    tests/architectures $(ARGS)
 
 # All three run even if the first one fails: one call should name everything that is wrong.
 lint: $(VENV)/.stamp-dev  ## ruff, its formatter as a check, and mypy

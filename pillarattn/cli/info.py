@@ -21,6 +21,7 @@ from pillarattn.evaluation.demo_model import has_demo_model, load_config, resolv
 from pillarattn.evaluation.environment import environment
 from pillarattn.kernels.dispatch import implementations
 from pillarattn.modules.strategies import STRATEGIES
+from pillarattn.patch.known_architectures import look_up
 from pillarattn.patch.support import describe
 
 
@@ -66,7 +67,14 @@ def _describe(name: str) -> dict[str, Any]:
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_config(config)
-    return describe(model)
+    row = describe(model)
+    # What the config alone cannot tell, the suite has measured on a tiny model of the type.
+    known = look_up(row["model_type"])
+    if known is not None and row["verdict"] != "refused":
+        row.update(verdict=known["verdict"], reason=known["reason"])
+        row["remarks"] = "; ".join(known["notes"]) or None
+        row["tested"] = f"tiny random model, transformers {known['transformers']}"
+    return row
 
 
 def _show(console: Console, facts: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,7 +11,11 @@ from torch import Tensor
 
 from pillarattn.config import PillarConfig
 from pillarattn.decoding.acceptance import ACCEPTANCE, AcceptanceRule
-from pillarattn.decoding.drafters import DRAFTERS, Drafter
+from pillarattn.decoding.draft_length import DRAFT_LENGTHS, DraftLength
+from pillarattn.decoding.draft_share import DRAFT_SHARES, DraftShare
+from pillarattn.decoding.drafters import DRAFTERS, ChainDrafter, Drafter
+from pillarattn.decoding.parts import build_part
+from pillarattn.decoding.presets import preset
 from pillarattn.decoding.stats import GenerationStats
 from pillarattn.errors import NotPatchedError
 from pillarattn.modules.budgets import RatioBudget
@@ -42,11 +47,26 @@ class SelfSpeculativeGenerator:
         # Wrong names fail here, not in the middle of a sweep.
         self.new_strategy()
         self.new_drafter()
+        self.new_draft_length()
+        self.new_draft_share()
 
     @classmethod
     def from_config(cls, config: PillarConfig) -> SelfSpeculativeGenerator:
         """Build a generator from a config."""
-        return cls(**{**config.to_dict(), "strategy": config.strategy})
+        return cls(**{f.name: getattr(config, f.name) for f in fields(config)})
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> SelfSpeculativeGenerator:
+        """Build a generator that works as a named system does: see `decoding.presets`.
+
+        Args:
+            name: "magicdec", "triforce", ...
+            changes: options that differ from the preset's.
+
+        Raises:
+            ValueError: there is no such preset; the message lists them.
+        """
+        return cls(**{**preset(name), **changes})
 
     def reset(self) -> None:
         """Forget the statistics of the last run."""
@@ -63,7 +83,19 @@ class SelfSpeculativeGenerator:
 
     def new_drafter(self) -> Drafter:
         """Return the drafter of one generation."""
-        return DRAFTERS.get(self.config.drafter)()
+        levels = self.config.drafter
+        if not isinstance(levels, tuple):
+            return build_part(DRAFTERS, levels)
+        drafters = [build_part(DRAFTERS, level) for level in levels]
+        return drafters[0] if len(drafters) == 1 else ChainDrafter(drafters, self.config.inner_k)
+
+    def new_draft_length(self) -> DraftLength:
+        """Return what says how many tokens the rounds of one generation draft."""
+        return build_part(DRAFT_LENGTHS, self.config.draft_length)
+
+    def new_draft_share(self) -> DraftShare:
+        """Return what says what share of the context the drafts of one generation read."""
+        return build_part(DRAFT_SHARES, self.config.draft_share)
 
     def new_rule(self, *, do_sample: bool) -> AcceptanceRule:
         """Return the acceptance rule for a generation that samples or does not.
@@ -83,7 +115,7 @@ class SelfSpeculativeGenerator:
         if (name == "greedy") == do_sample:
             raise ValueError(
                 f"acceptance={name!r} does not fit do_sample={do_sample}; "
-                "use 'greedy' without sampling, 'rejection' or 'gumbel' with it, or 'auto'"
+                "use 'greedy' without sampling, 'rejection', 'block' or 'gumbel' with it, or 'auto'"
             )
         return ACCEPTANCE.get(name)(self.config.seed)
 

@@ -28,6 +28,12 @@ class History:
         """Rows."""
         return len(self.lengths)
 
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` tokens a row, scratch included."""
+        missing = capacity - self.ids.shape[1]
+        if missing > 0:
+            self.ids = torch.cat([self.ids, self.ids.new_zeros(self.batch, missing)], dim=1)
+
     def last_tokens(self) -> Tensor:
         """Return the newest committed token of each row, `[B, 1]`."""
         last = torch.tensor(self.lengths, device=self.ids.device) - 1

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from pillarattn.datatypes import Draft, Generation, Phase, RowLengths, Selection, Verdict
 from pillarattn.decoding.acceptance import AcceptanceRule
+from pillarattn.decoding.draft_length import ConstantLength, DraftLength
+from pillarattn.decoding.draft_share import ConstantShare, DraftShare
 from pillarattn.decoding.drafters import Drafter, DraftRequest
 from pillarattn.decoding.history import History
+from pillarattn.decoding.keys_attended import keys_attended
 from pillarattn.decoding.outcome import Outcome, Recorder
 from pillarattn.decoding.stats import GenerationStats, RowRound
 from pillarattn.decoding.target import LogitsRule, Target
@@ -27,7 +30,9 @@ class DecodingRun:
     """One generation: its parts, and the keys that the next round's drafts read.
 
     Attributes:
-        k: tokens to draft per round; 0 is plain decoding.
+        k: tokens to draft per round at most; 0 is plain decoding.
+        draft_length: says how many of the k a round drafts.
+        draft_share: says what share of the context its drafts read.
         seed_rows: prompt rows that choose the first round's keys; 0 drafts it with all keys.
         row_limit: see `kernels.verify_attention`.
     """
@@ -44,8 +49,12 @@ class DecodingRun:
     k: int
     seed_rows: int
     row_limit: int | None = None
+    draft_length: DraftLength = field(default_factory=ConstantLength)
+    draft_share: DraftShare = field(default_factory=ConstantShare)
 
     def __post_init__(self) -> None:
+        self.vocabulary: int | None = None
+        self._s = self.selector.budget.s
         self.selections: dict[int, Selection] = {}
         self.emitted = [0] * self.history.batch
         self.rounds: list[RowRound] = []
@@ -71,19 +80,34 @@ class DecodingRun:
             sequences, self.recorder.scores_so_far(new), self.recorder.logits_so_far(new)
         )
 
+    @property
+    def selects_keys(self) -> bool:
+        """Whether drafts read selected keys, and so verification must score them."""
+        return self.k > 0 and self.drafter.needs_selections
+
     def start(self) -> None:
         """Run the prompt, emit each row's first token and choose the keys of the first round."""
-        step = StepState(Phase.PREFILL, seed_rows=self.seed_rows if self.k else 0)
+        step = StepState(Phase.PREFILL, seed_rows=self.seed_rows if self.selects_keys else 0)
+        if self.k:
+            self.drafter.attach(self.target)
         with self._timed("prefill_seconds"):
             raw = self.target.prefill(step)
             logits = self.process(self.history, self.history.lengths, raw.unsqueeze(1))[:, 0]
-            tokens, _ = self.rule.draw(logits, [0] * self.history.batch)
+            nothing = Draft(self.history.ids.new_empty(self.history.batch, 0))
+            verdict = self.rule.judge(nothing, logits.unsqueeze(1), [0] * self.history.batch)
+        self.vocabulary = raw.shape[-1]
         before = list(self.history.lengths)
-        for row, token in enumerate(tokens.tolist()):
+        tokens = verdict.next_tokens.tolist()
+        self._check_possible([row for row, token in enumerate(tokens) if token < 0])
+        for row, token in enumerate(tokens):
             self.history.commit(row, [token])
             self.recorder.keep(row, logits[row : row + 1], raw[row : row + 1])
         self._finish_round(before, self.target.cache.lengths)
-        if step.seed_rows and not self.outcome.is_complete:
+        sparse = self.selector.sparse_layers(self.target.cache)
+        # A layer whose keys are made anew in each pass has left nothing to score: its first round
+        # reads them all.
+        seeded = all(index in step.seeds for index in sparse)
+        if sparse and seeded and step.seed_rows and not self.outcome.is_complete:
             with self._timed("select_seconds"):
                 self.selections = self.selector.seed(self.target.cache, step.seeds)
 
@@ -93,6 +117,7 @@ class DecodingRun:
         room = max(self.outcome.max_length - self.history.lengths[row] for row in active)
         k = max(0, min(self.k, room - 1))
         self._keys = [(0.0, 0.0)] * self.history.batch
+        k = min(k, self.draft_length.choose(k)) if k else 0
         if k == 0:
             return Draft(self.history.ids.new_empty(self.history.batch, 0))
         step = StepState(Phase.DRAFT, selections=dict(self.selections))
@@ -103,9 +128,13 @@ class DecodingRun:
             )
         with self._timed("draft_seconds"):
             draft = self.drafter.draft(
-                DraftRequest(self.target, self.history, self.rule, self.process, step, k)
-            )
-        self._keys = self._keys_attended(step, k)
+                DraftRequest(
+                    self.target, self.history, self.rule, self.process, step, k,
+                    idle=frozenset(range(self.history.batch)) - set(active),
+                    length=self.draft_length, vocabulary=self.vocabulary,
+                )
+            )  # fmt: skip
+        self._keys = keys_attended(self.target.cache, step.selections, draft.passes)
         return draft
 
     def verify(self, draft: Draft) -> tuple[Verdict, Tensor, Tensor, ScoreBuffer]:
@@ -113,7 +142,7 @@ class DecodingRun:
         buffer = ScoreBuffer()
         step = StepState(Phase.VERIFY, row_limit=self.row_limit)
         strategy = self.selector.strategy
-        if self.k and strategy.needs_scores and strategy.refresh == "round":
+        if self.selects_keys and strategy.needs_scores and strategy.refresh == "round":
             step.scores = buffer
             step.scored_layers = frozenset(self.selector.sparse_layers(self.target.cache))
         history = self.history
@@ -134,6 +163,8 @@ class DecodingRun:
         before = list(history.lengths)
         proposed = draft.tokens.tolist()
         following = verdict.next_tokens.tolist()
+        width = self._round_width(draft, verdict)
+        stuck = []
         for row in range(history.batch):
             if outcome.is_idle(row):
                 continue
@@ -141,26 +172,47 @@ class DecodingRun:
             tokens = [*proposed[row][:accepted], following[row]]
             if not outcome.runs_on(row):
                 tokens = [outcome.stop.pad_token] * (draft.k + 1)
-            tokens = tokens[: outcome.max_length - before[row]]
+            tokens = tokens[: min(width, outcome.max_length - before[row])]
+            verdict.accepted[row] = min(accepted, width)
+            if tokens[-1] < 0:
+                # An error, unless the row ends with the drafts before it.
+                stuck.append(row)
+                tokens.pop()
             history.commit(row, tokens)
             if self.recorder.is_on:
                 self.recorder.keep(row, scores[row, : len(tokens)], raw[row, : len(tokens)])
         base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
         counted = [outcome.stopped_at[row] is None for row in range(history.batch)]
+        drafted, steps = draft.proposed(), len(draft.passes)
         self._finish_round(before, RowLengths(base, history.ids.device))
+        self._check_possible(stuck)
         self.rounds.extend(
-            RowRound(row, before[row], draft.k, verdict.accepted[row], emitted, *self._keys[row])
+            RowRound(
+                row,
+                before[row],
+                drafted[row],
+                verdict.accepted[row],
+                emitted,
+                steps,
+                *self._keys[row],
+            )
             for row, emitted in enumerate(self.emitted)
             if counted[row]
         )
+        seen = [row for row in range(history.batch) if counted[row]]
+        for policy in (self.draft_length, self.draft_share):
+            policy.observe([drafted[r] for r in seen], [verdict.accepted[r] for r in seen])
 
     def select(self, buffer: ScoreBuffer) -> None:
         """Choose the keys of the next round from what the verify pass saw."""
-        if not self.k or self.outcome.is_complete:
+        if not self.selects_keys or self.outcome.is_complete:
             return
         rows = None
         if self.selector.all_rows:
             rows = [self.last_width] * self.history.batch
+        s = self.draft_share.choose(self._s)
+        if s != self.selector.budget.s:
+            self.selector.budget = replace(self.selector.budget, s=s)
         with self._timed("select_seconds"):
             self.selections = self.selector.select(
                 self.target.cache, buffer, emitted=self.emitted, rows=rows
@@ -174,36 +226,48 @@ class DecodingRun:
         for row, length in enumerate(self.history.lengths):
             self.recorder.truncate(row, length - self.history.prompt_length)
         if self.last_width:
-            kept = [n + a for n, a in zip(base.host, self.emitted, strict=True)]
-            self.target.cache.roll_back(RowLengths(kept, self.target.cache.lengths.device))
+            emitted = self.emitted
+            if self.target.lockstep:
+                # Rows that emitted less have ended; what their cache holds is read no more.
+                emitted = [max(emitted)] * self.history.batch
+            kept = [n + a for n, a in zip(base.host, emitted, strict=True)]
+            self.target.keep(RowLengths(kept, self.target.cache.lengths.device))
+
+    def _round_width(self, draft: Draft, verdict: Verdict) -> int:
+        """Return how many tokens a row may emit in this round.
+
+        In lockstep the row that accepted least decides. What other rows lose is drawn anew,
+        whatever it was, and so the law of the output does not change.
+        """
+        if not self.target.lockstep:
+            return draft.k + 1
+        outcome = self.outcome
+        running = [
+            accepted + 1
+            for row, accepted in enumerate(verdict.accepted)
+            if not outcome.is_idle(row) and outcome.runs_on(row)
+        ]
+        return min(running, default=draft.k + 1)
+
+    def _check_possible(self, stuck: list[int]) -> None:
+        """Raise for rows that must go on and cannot, as sampling from their logits would.
+
+        A row that has run ahead waits: the batch may end before plain decoding gets there.
+        """
+        outcome = self.outcome
+        for row in stuck:
+            waits = outcome.settled < self.history.lengths[row]
+            if not waits and outcome.runs_on(row) and not outcome.is_idle(row):
+                raise ValueError(
+                    f"row {row} has no possible token after {self.history.lengths[row]}: its "
+                    "processed logits are all -inf, or NaN; check the logits processors and the "
+                    "model's dtype"
+                )
 
     def _pad_finished(self, draft: Draft) -> None:
         for row in range(self.history.batch):
             if not self.outcome.runs_on(row):
                 draft.tokens[row] = self.outcome.stop.pad_token
-
-    def _keys_attended(self, step: StepState, k: int) -> list[tuple[float, float]]:
-        """Return, by row, the keys that k draft steps attended and that full attention would."""
-        cache = self.target.cache
-        windows = {
-            i: layer.window for i, layer in enumerate(cache.layers) if layer.lengths is not None
-        }
-        chosen: dict[int, list[float]] = {}
-        if step.selections:
-            # One transfer from the device for all layers, at the end of the drafts.
-            means = torch.stack([s.counts.float().mean(dim=1) for s in step.selections.values()])
-            chosen = dict(zip(step.selections, means.tolist(), strict=True))
-        attended = []
-        for row, base in enumerate(cache.lengths.host):
-            read = full = 0.0
-            for layer, window in windows.items():
-                for length in range(base + 1, base + k + 1):
-                    visible = length if window is None else min(window, length)
-                    here = chosen[layer][row] + length - base if layer in chosen else visible
-                    read += min(here, visible) / len(windows)
-                    full += visible / len(windows)
-            attended.append((read, full))
-        return attended
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

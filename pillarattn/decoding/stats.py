@@ -16,6 +16,7 @@ class RowRound:
     drafted: int
     accepted: int
     emitted: int
+    draft_steps: int
     keys_read: float
     keys_full: float
 
@@ -34,7 +35,7 @@ class GenerationStats:
         accepted_by_position: rounds that accepted position j.
         keys_read: keys attended, a mean over layers and KV heads, summed over draft steps.
         keys_full: what full attention would have attended in the same steps.
-        draft_steps: draft forwards, once for each row that took part.
+        draft_steps: draft forwards of the target, once for each row that took part.
         prefill_seconds, draft_seconds, verify_seconds, select_seconds: host time of each phase.
     """
 
@@ -100,7 +101,7 @@ class GenerationStats:
             accepted = min(one.accepted, emitted)
             self.rounds += 1
             self.drafted += one.drafted
-            self.draft_steps += one.drafted
+            self.draft_steps += one.draft_steps
             self.accepted += accepted
             self.emitted += emitted
             self.keys_read += one.keys_read

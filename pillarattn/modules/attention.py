@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, cat, nn
 
-from pillarattn.datatypes import Phase
+from pillarattn.datatypes import Phase, RowLengths
 from pillarattn.kernels import draft_attention, verify_attention
 from pillarattn.modules.cache.contiguous import ContiguousLayer
 from pillarattn.modules.step import AttentionOptions, SeedQueries, StepState
@@ -37,19 +37,30 @@ class PillarAttention(nn.Module):
         step: StepState,
         layer_index: int = 0,
         options: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
+        keys_values: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Attend from `query` `[B, Hq, Q, D]` (post position embedding); return `[B, Hq, Q, Dv]`.
 
+        Args:
+            query: the newest Q tokens of each row.
+            layer: its lengths say how many keys each row has.
+            step: phase, selections and where scores go.
+            layer_index: the layer's number in the cache.
+            options: scale, window, soft cap and sinks.
+            keys_values: `[B, Hkv, S, D]` and `[B, Hkv, S, Dv]` where they are not the layer's own,
+                as in models that store latents and expand them.
+
         Raises:
-            ValueError: the layer is empty, or a draft has more than one query row.
+            ValueError: the layer is empty.
         """
         layer.window = options.window
         step.visited.append(layer_index)
+        keys_values = layer.views() if keys_values is None else keys_values
         if step.phase is Phase.DRAFT:
-            return self._draft(query, layer, step, layer_index, options)
+            return self._draft(query, layer, step, layer_index, options, keys_values)
         keep_queries(query, step, layer_index, options)
         scored = step.scores is not None and layer_index in step.scored_layers
-        out, row_scores = self._full(query, layer, options, scored, step.row_limit)
+        out, row_scores = self._full(query, layer, options, keys_values, scored, step.row_limit)
         if row_scores is not None and step.scores is not None and layer.lengths is not None:
             step.scores.put(layer_index, row_scores, layer.lengths)
         return out
@@ -61,14 +72,41 @@ class PillarAttention(nn.Module):
         step: StepState,
         layer_index: int,
         options: AttentionOptions,
+        keys_values: tuple[Tensor, Tensor],
     ) -> Tensor:
-        keys, values = layer.views()
+        if step.selections.get(layer_index) is None:
+            return self._full(query, layer, options, keys_values, False, None)[0]
         assert layer.lengths is not None
-        selection = step.selections.get(layer_index)
-        if selection is None:
-            return self._full(query, layer, options, False, None)[0]
+        rows = query.shape[2]
+        if rows == 1:
+            return self._draft_row(query, layer.lengths, step, layer_index, options, keys_values)
+        # A block that drafts judge: each of its rows reads as if it were the newest.
+        outs = [
+            self._draft_row(
+                query[:, :, row : row + 1],
+                layer.lengths.plus(row + 1 - rows),
+                step,
+                layer_index,
+                options,
+                keys_values,
+            )
+            for row in range(rows)
+        ]
+        return cat(outs, dim=2)
+
+    def _draft_row(
+        self,
+        query: Tensor,
+        lengths: RowLengths,
+        step: StepState,
+        layer_index: int,
+        options: AttentionOptions,
+        keys_values: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        keys, values = keys_values
+        selection = step.selections[layer_index]
         if step.refresh is not None:
-            selection = step.refresh(layer_index, query, keys, layer.lengths, options)
+            selection = step.refresh(layer_index, query, keys, lengths, options)
             step.selections[layer_index] = selection
         return draft_attention(
             query,
@@ -77,7 +115,7 @@ class PillarAttention(nn.Module):
             indices=selection.indices,
             counts=selection.counts,
             tail_start=selection.tail_start,
-            lengths=layer.lengths.tensor,
+            lengths=lengths.tensor,
             scale=options.scale,
             window=options.window,
             softcap=options.softcap,
@@ -90,10 +128,11 @@ class PillarAttention(nn.Module):
         query: Tensor,
         layer: ContiguousLayer,
         options: AttentionOptions,
+        keys_values: tuple[Tensor, Tensor],
         return_scores: bool,
         row_limit: int | None,
     ) -> tuple[Tensor, Tensor | None]:
-        keys, values = layer.views()
+        keys, values = keys_values
         assert layer.lengths is not None
         return verify_attention(
             query,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,10 @@ class ScoreBuffer:
     def __contains__(self, layer_index: int) -> bool:
         return layer_index in self._layers
 
+    def take(self, layer_index: int) -> Tensor:
+        """Return a layer's row scores `[B, Hkv, Q, S]` and forget them."""
+        return self._layers.pop(layer_index).row_scores
+
     def pool(
         self,
         layer_indices: list[int],
@@ -52,6 +57,13 @@ class ScoreBuffer:
             normalise: see `kernels.pool_rows`.
         """
         scored = [self._layers[index] for index in layer_indices]
+        if rows.shape[0] == 1 and normalise == "rows" and not rows.is_cuda:
+            # One text on a CPU, where every copy counts: the rows are summed where they lie.
+            first, count = scored[0].lengths.host[0], int(rows[0])
+            sums = [layer.row_scores[:, :, :count, :end].float().sum(dim=2) for layer in scored]
+            pooled = torch.cat(sums).div_(count)
+            pooled[..., first:] = 0.0
+            return pooled
         stacked = torch.cat([layer.row_scores[..., :end] for layer in scored])
         lengths = torch.cat([layer.lengths.tensor for layer in scored])
         return pool_rows(
@@ -60,3 +72,21 @@ class ScoreBuffer:
             rows=rows.repeat(len(scored)),
             normalise=normalise,
         )
+
+    def rows_of(self, layer_indices: list[int], *, end: int) -> Callable[[Tensor], Tensor]:
+        """Return a function from row numbers to single rows, which copies only what is asked for.
+
+        Its argument is `[len(layer_indices) * B, M]` int64, layer-major; its result
+        `[len(layer_indices) * B, Hkv, M, end]` fp32.
+        """
+        scored = [self._layers[index].row_scores for index in layer_indices]
+
+        def gather(which: Tensor) -> Tensor:
+            parts = torch.split(which, len(which) // len(scored))
+            picked = [
+                torch.stack([scores[row, :, numbers, :end] for row, numbers in enumerate(part)])
+                for scores, part in zip(scored, parts, strict=True)
+            ]
+            return torch.cat(picked).float()
+
+        return gather

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.cache.contiguous import ContiguousCache, ContiguousLayer
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.step import AttentionOptions, SeedQueries
-from pillarattn.modules.strategies.base import SelectionRequest, Strategy
+from pillarattn.modules.strategies.base import LayerState, SelectionRequest, Strategy
 
 
 @dataclass(frozen=True)
@@ -65,39 +66,43 @@ class Selector:
         self.all_rows = all_rows
         self.kernels = kernels
         self.round_index = 0
+        self._indices: dict[int, int] = {}
+        self._chosen: dict[int, Selection] = {}
+
+    @property
+    def scores_verify(self) -> bool:
+        """Whether verify passes, and the prompt's last rows, must leave scores."""
+        strategy = self.strategy
+        return strategy.refresh == "round" and (strategy.needs_scores or strategy.needs_row_scores)
 
     def sparse_layers(self, cache: ContiguousCache) -> list[int]:
         """Return the layers to draft with few keys: those without a window, or all if all have one.
 
         A window already bounds what a draft reads, so in a mixed model it stays as it is.
         """
-        used = [i for i, layer in enumerate(cache.layers) if layer.lengths is not None]
+        used = [
+            i
+            for i, layer in enumerate(cache.layers)
+            if layer.lengths is not None and layer.is_selectable
+        ]
         unbounded = [i for i in used if cache.layers[i].window is None]
         return unbounded or used
 
     def seed(self, cache: ContiguousCache, seeds: dict[int, SeedQueries]) -> dict[int, Selection]:
         """Choose the keys of the first round from the prompt's last query rows."""
-        sparse = self.sparse_layers(cache)
         batch = len(cache.lengths.host)
-        if not (self.strategy.needs_scores and self.strategy.refresh == "round"):
-            return self.select(cache, ScoreBuffer(), emitted=[0] * batch)
         buffer = ScoreBuffer()
+        if not self.scores_verify:
+            return self.select(cache, buffer, emitted=[0] * batch)
         rows = 0
-        for index in sparse:
+        for index in self.sparse_layers(cache):
             layer, kept = cache.layers[index], seeds[index]
             assert layer.lengths is not None
             rows = kept.query.shape[2]
-            scores = attention_scores(
-                kept.query,
-                layer.views()[0],
-                lengths=layer.lengths.tensor,
-                scale=kept.options.scale,
-                window=kept.options.window,
-                softcap=kept.options.softcap,
-                sinks=kept.options.sinks,
-                implementation=self.kernels,
+            keys = layer.views()[0]
+            buffer.put(
+                index, self._scores(kept.query, keys, layer.lengths, kept.options), layer.lengths
             )
-            buffer.put(index, scores, layer.lengths)
         return self.select(cache, buffer, emitted=[0] * batch, rows=[rows] * batch)
 
     def select(
@@ -117,23 +122,16 @@ class Selector:
             rows: leading verify rows that count in each row of the batch; None: those emitted.
         """
         selections: dict[int, Selection] = {}
+        # Draft steps name a layer by its object.
+        self._indices = {id(layer): index for index, layer in enumerate(cache.layers)}
+        self._chosen.clear()
+        counted = [max(1, n) for n in (rows or emitted)]
         for indices in self._groups(cache):
-            layer = cache.layers[indices[0]]
-            assert layer.key_buffer is not None
-            scores = None
-            if self.strategy.needs_scores and self.strategy.refresh == "round":
-                counted = [max(1, n) for n in (rows or emitted)]
-                scores = buffer.pool(
-                    indices,
-                    rows=torch.tensor(counted, device=layer.key_buffer.device),
-                    end=cache.lengths.max,
-                    normalise=self.normalise,
-                ).to(self.score_dtype)
-            elif self.strategy.needs_scores:
-                # Chosen at each draft step: this only marks the layers as sparse.
+            if self.strategy.refresh == "step":
+                # Chosen at draft steps: this only marks the layers as sparse.
                 selections.update(self._placeholder(cache, indices))
                 continue
-            request = self._request(cache.lengths, layer, emitted, scores, copies=len(indices))
+            request = self._round_request(cache, buffer, indices, emitted, counted)
             chosen, counts = self.strategy.select(request)
             selections.update(self._split(indices, chosen, counts, cache.lengths))
         self.round_index += 1
@@ -143,18 +141,71 @@ class Selector:
         self, base: RowLengths, emitted: list[int], layer: ContiguousLayer, query: Tensor,
         keys: Tensor, lengths: RowLengths, options: AttentionOptions,
     ) -> Selection:  # fmt: skip
-        """Choose one layer's keys from a draft query `[B, Hq, 1, D]`, among the first `base`."""
-        scores = attention_scores(
-            query,
-            keys,
-            lengths=lengths.tensor,
-            scale=options.scale,
-            window=options.window,
-            softcap=options.softcap,
-            sinks=options.sinks,
-            implementation=self.kernels,
-        )[:, :, 0, : base.max]
-        request = self._request(base, layer, emitted, scores.to(self.score_dtype), copies=1)
+        """Choose one layer's keys at a draft step, among the first `base`.
+
+        Args:
+            base: committed tokens, where the round began.
+            emitted: tokens that each row emitted in the round before.
+            layer: the cache layer.
+            query: `[B, Hq, 1, D]`, the draft's own.
+            keys: the layer's keys, drafts included.
+            lengths: tokens in each row, drafts included.
+            options: what the layer asks of its attention.
+        """
+        index = self._indices.get(id(layer), 0)
+        # Every row drafts one token a step, so that the first row tells the step.
+        step = lengths.host[0] - base.host[0] - 1 if lengths.host else 0
+        steps = self.strategy.refresh_steps
+        if steps is not None and step not in steps and index in self._chosen:
+            return self._chosen[index]
+        scores = None
+        if self.strategy.needs_scores:
+            scores = self._scores(query, keys, lengths, options)[:, :, 0, : base.max]
+        state = LayerState(index, keys, layer.views()[1])
+        self._chosen[index] = self.choose(
+            base,
+            emitted,
+            state,
+            window=layer.window,
+            query=query[:, :, 0],
+            scores=scores,
+            step=step,
+        )
+        return self._chosen[index]
+
+    def choose(
+        self,
+        base: RowLengths,
+        emitted: list[int],
+        layer: LayerState,
+        *,
+        window: int | None,
+        query: Tensor,
+        scores: Tensor | None,
+        step: int,
+    ) -> Selection:
+        """Ask the strategy for one layer's keys at a draft step.
+
+        Args:
+            base: committed tokens of each row.
+            emitted: tokens that each row emitted in the round before.
+            layer: keys and values; of one text for all rows, or of each row.
+            window: positions that a query of the layer sees, or None.
+            query: `[B, Hq, D]`.
+            scores: `[B, Hkv, S]` if the strategy needs scores.
+            step: draft step, 0 for the round's first.
+        """
+        assert layer.keys is not None
+        request = self._request(
+            base,
+            emitted,
+            (layer,),
+            window=window,
+            kv_heads=layer.keys.shape[1],
+            scores=None if scores is None else scores.to(self.score_dtype),
+            query=query if self.strategy.needs_queries else None,
+            step=step,
+        )
         indices, counts = self.strategy.select(request)
         return Selection(indices, counts, base.tensor)
 
@@ -164,20 +215,62 @@ class Selector:
         for index in self.sparse_layers(cache):
             layer = cache.layers[index]
             assert layer.key_buffer is not None
-            groups.setdefault((layer.key_buffer.shape[1], layer.window), []).append(index)
+            groups.setdefault((layer.kv_heads, layer.window), []).append(index)
         return list(groups.values())
+
+    def _round_request(
+        self,
+        cache: ContiguousCache,
+        buffer: ScoreBuffer,
+        indices: list[int],
+        emitted: list[int],
+        counted: list[int],
+    ) -> SelectionRequest:
+        layer, end = cache.layers[indices[0]], cache.lengths.max
+        assert layer.key_buffer is not None
+        scores = score_rows = rows = None
+        if self.scores_verify:
+            rows = torch.tensor(counted, device=layer.key_buffer.device)
+            if self.strategy.needs_scores:
+                pooled = buffer.pool(indices, rows=rows, end=end, normalise=self.normalise)
+                scores = pooled.to(self.score_dtype)
+            if self.strategy.needs_row_scores:
+                score_rows = buffer.rows_of(indices, end=end)
+            rows = rows.repeat(len(indices))
+        return self._request(
+            cache.lengths,
+            emitted,
+            tuple(self._state(cache.layers[i], i) for i in indices),
+            window=layer.window,
+            kv_heads=layer.kv_heads,
+            scores=scores,
+            rows=rows,
+            score_rows=score_rows,
+        )
+
+    def _state(self, layer: ContiguousLayer, index: int) -> LayerState:
+        keys, values = layer.views()
+        strategy = self.strategy
+        return LayerState(
+            index,
+            keys if strategy.needs_keys else None,
+            values if strategy.needs_values else None,
+        )
 
     def _request(
         self,
         lengths: RowLengths,
-        layer: ContiguousLayer,
         emitted: list[int],
-        scores: Tensor | None,
+        layers: tuple[LayerState, ...],
         *,
-        copies: int,
+        window: int | None,
+        kv_heads: int,
+        scores: Tensor | None = None,
+        rows: Tensor | None = None,
+        score_rows: Callable[[Tensor], Tensor] | None = None,
+        query: Tensor | None = None,
+        step: int | None = None,
     ) -> SelectionRequest:
-        assert layer.key_buffer is not None
-        window = layer.window
         starts = [0 if window is None else max(0, n - window + 1) for n in lengths.host]
         visible = [n - start for n, start in zip(lengths.host, starts, strict=True)]
         # One transfer to the device for all of them.
@@ -188,18 +281,38 @@ class Selector:
                 [self.forced.newest(n) for n in emitted],
                 starts,
             ],
-            device=layer.key_buffer.device,
-        ).repeat(1, copies)
+            device=lengths.device,
+        ).repeat(1, len(layers))
         return SelectionRequest(
             lengths=table[0],
             budgets=table[1],
             recent=table[2],
             sink=self.forced.sink,
             starts=table[3],
-            kv_heads=layer.key_buffer.shape[1],
+            kv_heads=kv_heads,
             max_length=lengths.max,
             scores=scores,
             round_index=self.round_index,
+            layers=layers,
+            rows=rows,
+            score_rows=score_rows,
+            query=query,
+            step=step,
+            host_lengths=lengths.host * len(layers),
+        )
+
+    def _scores(
+        self, query: Tensor, keys: Tensor, lengths: RowLengths, options: AttentionOptions
+    ) -> Tensor:
+        return attention_scores(
+            query,
+            keys,
+            lengths=lengths.tensor,
+            scale=options.scale,
+            window=options.window,
+            softcap=options.softcap,
+            sinks=options.sinks,
+            implementation=self.kernels,
         )
 
     def _placeholder(self, cache: ContiguousCache, indices: list[int]) -> dict[int, Selection]:

@@ -4,97 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from pillarattn.datatypes import RowLengths
-from pillarattn.errors import UnsupportedOptionError
+from pillarattn.errors import UnsupportedModelError, UnsupportedOptionError
 from pillarattn.modules.attention import PillarAttention
-from pillarattn.modules.cache import ContiguousCache, ContiguousLayer
+from pillarattn.modules.cache import ContiguousCache
 from pillarattn.modules.step import StepState
-from pillarattn.patch.compat import Cache, CacheLayerMixin, DynamicCache
+from pillarattn.patch.cache_layers import PillarCacheLayer, layer_like
+from pillarattn.patch.compat import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
 
 # Set on the keys that a layer hands to the model, which passes them to its attention function: that
 # is how the function finds its layer, also in models that use a module more than once per forward.
 ORIGIN = "pillarattn_origin"
-
-
-class PillarCacheLayer(ContiguousLayer, CacheLayerMixin):
-    """A `ContiguousLayer` that answers the questions Hugging Face asks of a cache layer."""
-
-    is_sliding = False
-    is_croppable = True
-    is_compileable = False
-
-    def __init__(self, *, limit: int | None = None) -> None:
-        ContiguousLayer.__init__(self, limit=limit)
-
-    @property
-    def keys(self) -> Tensor | None:
-        """Keys up to the longest row."""
-        return None if self.lengths is None else self.views()[0]
-
-    @property
-    def values(self) -> Tensor | None:
-        """Values up to the longest row."""
-        return None if self.lengths is None else self.views()[1]
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether the buffers exist."""
-        return self.key_buffer is not None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: `append` allocates."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append and return views of everything."""
-        return self.append(key_states, value_states)
-
-    def get_seq_length(self) -> int:
-        """Return the longest row."""
-        return 0 if self.lengths is None else self.lengths.max
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of keys that the next update returns, and their offset."""
-        return self.get_seq_length() + int(query_length), 0
-
-    def get_max_length(self) -> int:
-        """Return -1: the layer grows."""
-        return -1
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Drop the newest `-tokens_to_remove` tokens of every row (Hugging Face's sign)."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes a count <= 0 of tokens to drop, got {tokens_to_remove}")
-        if self.lengths is not None and tokens_to_remove:
-            self.roll_back(self.lengths.plus(tokens_to_remove))
-
-    def reset(self) -> None:
-        """Forget all tokens; the buffers stay."""
-        if self.lengths is not None:
-            self.lengths = RowLengths([0] * len(self.lengths.host), self.lengths.device)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take rows in the order of `beam_idx`."""
-        self.take_rows(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices`."""
-        self.take_rows(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row `repeats` times."""
-        if self.lengths is not None:
-            self.take_rows(torch.arange(len(self.lengths.host)).repeat_interleave(repeats))
-
-    def offload(self) -> None:
-        """Refuse: the buffers stay where they are."""
-        raise NotImplementedError("PillarCache does not offload; use a smaller batch or context")
-
-    prefetch = offload
 
 
 class PillarCache(ContiguousCache, Cache):
@@ -106,13 +27,47 @@ class PillarCache(ContiguousCache, Cache):
 
     Args:
         limit: tokens a row will never exceed, if known; caps the doubling.
+        config: of the model; needed where some layers are recurrent.
     """
 
-    def __init__(self, *, limit: int | None = None) -> None:
+    def __init__(self, *, limit: int | None = None, config: Any = None) -> None:
         Cache.__init__(self, layers=[])
         self.limit = limit
         self.step: StepState | None = None
         self.attention = PillarAttention()
+        # The layer that was written last, until its attention has asked for it.
+        self.written: int | None = None
+        if config is not None:
+            self.fit(config)
+
+    def fit(self, config: Any) -> None:
+        """Make the layers that a model of this config needs; a cache that has some keeps them.
+
+        Where all of them are alike they are made as they are written to: some models tell a fresh
+        cache by its having no layers.
+
+        Raises:
+            UnsupportedModelError: the model keeps something that has no place here.
+        """
+        if self.layers:
+            return
+        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+        made = []
+        for index, layer in enumerate(layers):
+            own = layer_like(layer, limit=self.limit)
+            if own is None:
+                raise UnsupportedModelError(
+                    f"layer {index} caches what a {type(layer).__name__} holds, which cannot be "
+                    "kept in place"
+                )
+            made.append(own)
+        if any(type(layer) is not PillarCacheLayer for layer in made):
+            self.layers.extend(made)
+
+    @property
+    def state_layers(self) -> list[Any]:
+        """Layers with recurrent or convolution states."""
+        return [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -122,6 +77,7 @@ class PillarCache(ContiguousCache, Cache):
             self.layers.append(PillarCacheLayer(limit=self.limit))
         keys, values = self.layers[layer_idx].append(key_states, value_states)
         setattr(keys, ORIGIN, (self, layer_idx))
+        self.written = layer_idx
         return keys, values
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -130,19 +86,20 @@ class PillarCache(ContiguousCache, Cache):
             layer.crop(tokens_to_remove)  # type: ignore[attr-defined]
 
     def import_from(self, other: Cache) -> None:
-        """Copy the tokens of a `DynamicCache`; what a window has dropped there stays hidden here.
+        """Copy what a `DynamicCache` holds; what a window has dropped there stays hidden here.
 
         Raises:
             UnsupportedOptionError: the cache is of a kind that cannot be read back exactly.
         """
         for index, layer in enumerate(other.layers):
-            name = type(layer).__name__
-            if name not in ("DynamicLayer", "DynamicSlidingWindowLayer"):
+            if layer_like(layer, limit=None) is None:
                 raise UnsupportedOptionError(
-                    f"a cache with {name} layers cannot be used with assistant=; "
+                    f"a cache with {type(layer).__name__} layers cannot be used with assistant=; "
                     "pass a DynamicCache or a PillarCache, or none"
                 )
-            total = int(layer.get_seq_length())
+            if isinstance(layer, LinearAttentionLayer) and index < len(self.layers):
+                _copy_states(layer, self.layers[index])
+            total = int(layer.get_seq_length()) if isinstance(layer, CacheLayerMixin) else 0
             if total == 0:
                 continue
             hidden = total - layer.keys.shape[2]
@@ -156,14 +113,16 @@ class PillarCache(ContiguousCache, Cache):
             self.update(layer.keys, layer.values, index)
 
     def export_to(self, other: DynamicCache) -> DynamicCache:
-        """Hand the tokens to a `DynamicCache` as views, with rows of equal length; return it."""
+        """Hand everything to a `DynamicCache`, keys as views, rows of equal length; return it."""
         for index, layer in enumerate(self.layers):
-            if layer.lengths is None:
-                continue
-            keys, values = layer.views()
             while len(other.layers) <= index:
                 other.layers.append(other.layer_class_to_replicate())
             into = other.layers[index]
+            if isinstance(layer, LinearAttentionLayer):
+                _copy_states(layer, into)
+            if layer.lengths is None:
+                continue
+            keys, values = layer.views()
             into.lazy_initialization(keys, values)
             window = getattr(into, "sliding_window", None)
             if window is not None:
@@ -172,3 +131,24 @@ class PillarCache(ContiguousCache, Cache):
                 keys, values = keys[:, :, first:], values[:, :, first:]
             into.keys, into.values = keys, values
         return other
+
+
+# What a recurrent layer knows besides its keys.
+_STATE_FIELDS = (
+    "conv_states",
+    "recurrent_states",
+    "is_conv_states_initialized",
+    "is_recurrent_states_initialized",
+    "has_previous_state",
+    "conv_kernel_size",
+    "device",
+    "dtype",
+)
+
+
+def _copy_states(source: Any, into: Any) -> None:
+    for name in _STATE_FIELDS:
+        value = getattr(source, name, None)
+        if isinstance(value, dict):
+            value = {k: v.clone() if isinstance(v, Tensor) else v for k, v in value.items()}
+        setattr(into, name, value)

@@ -6,12 +6,26 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import transformers
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers import cache_utils
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    LinearAttentionLayer,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface, PreTrainedModel
 
 MINIMUM_VERSION = (5, 17)
+
+
+class _NoSuchLayer:
+    """Stands for a class that this version does not have: nothing is an instance of it."""
+
+
+# Layers without a cache of their own; older versions have none in the list.
+DummyLayer: type = getattr(cache_utils, "DummyLayer", _NoSuchLayer)
 
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
@@ -20,7 +34,9 @@ __all__ = [
     "AttentionMaskInterface",
     "Cache",
     "CacheLayerMixin",
+    "DummyLayer",
     "DynamicCache",
+    "LinearAttentionLayer",
     "PreTrainedModel",
     "cache_keyword",
     "check_version",

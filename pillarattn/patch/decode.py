@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import Generation, RowLengths
+from pillarattn.decoding.drafters import DRAFTERS
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.decoding.history import History
 from pillarattn.decoding.loop import DecodingRun
@@ -25,6 +26,7 @@ from pillarattn.patch.compat import (
     decode_context,
     decoder_output,
 )
+from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.logits import ProcessorRule
 from pillarattn.patch.options import check_generation_config, check_processors, check_prompt
 from pillarattn.patch.stopping import CriteriaRule
@@ -43,9 +45,25 @@ def decode(
     generation_config: Any,
     streamer: Any = None,
     kernels: str = "auto",
+    sparse: bool = True,
+    lockstep: bool = False,
     **model_kwargs: Any,
 ) -> Any:
-    """Run one generation; the model's twin attention must be active.
+    """Run one generation; for sparse drafts the model's twin attention must be active.
+
+    Args:
+        generator: settings, and where the statistics go.
+        model: patched.
+        input_ids: `[B, L]`.
+        logits_processor: as `generate` prepared it; so are the next two.
+        stopping_criteria: see above.
+        generation_config: see above.
+        streamer: gets tokens once they are final.
+        kernels: "auto", "reference" or "triton".
+        sparse: whether the model's attention can read selected keys; if not, it keeps its own
+            attention and cache.
+        lockstep: whether rows must advance together.
+        model_kwargs: what else `generate` hands to a decoding method.
 
     Returns:
         A LongTensor, or generate's output class where `return_dict_in_generate` asks for it.
@@ -54,25 +72,27 @@ def decode(
         UnsupportedOptionError: before any compute, naming an option that cannot be honoured.
     """
     generator.reset()
-    given: Cache | None = model_kwargs.pop(cache_keyword(), None)
-    if generator.config.kernels != "auto":
-        kernels = generator.config.kernels
-    max_length, k = int(generation_config.max_length), generator.config.k
+    k = generator.config.k
     check_generation_config(generation_config)
     check_processors(logits_processor)
     if model.training:
         raise UnsupportedOptionError("the model is in training mode; call model.eval() first")
     rule = generator.new_rule(do_sample=bool(generation_config.do_sample))
-    for op in ATTENTION_OPS:
-        choose(op, kernels, input_ids)
-    check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
-    embeddings = model_kwargs.get("inputs_embeds")
-    before = 0 if embeddings is None else embeddings.shape[1]
-    before += 0 if given is None else int(given.get_seq_length())
-    cache = _working_cache(given, limit=before + max_length + k + 1, kernels=kernels)
+    given: Cache | None = model_kwargs.get(cache_keyword())
     wants_dict = bool(generation_config.return_dict_in_generate)
     # The empty DynamicCache that generate made is not the user's to look at.
     is_users = given is not None and getattr(given, "_is_user_defined", False)
+    prepare = _sparse_target if sparse else _foreign_target
+    target = prepare(
+        generator,
+        model,
+        input_ids,
+        generation_config,
+        model_kwargs,
+        kernels=kernels,
+        returns_cache=wants_dict or is_users,
+    )
+    target.lockstep |= lockstep
     outcome, recorder = _outcome(
         input_ids,
         stopping_criteria,
@@ -81,16 +101,13 @@ def decode(
         scratch=k + 1,
         keep_padding=wants_dict or is_users,
     )
-    target = HFTarget(
-        model,
-        input_ids,
-        generation_config=generation_config,
-        model_kwargs=model_kwargs,
-        cache=cache,
-    )
+    drafter = generator.new_drafter()
+    if not sparse and generator.config.drafter == "sparse":
+        # Drafts by the model itself would cost what they save.
+        drafter = DRAFTERS.get("ngram")()
     run = DecodingRun(
         target=target,
-        drafter=generator.new_drafter(),
+        drafter=drafter,
         rule=rule,
         process=ProcessorRule(logits_processor),
         selector=generator.new_selector(),
@@ -101,25 +118,98 @@ def decode(
         k=k,
         **_parity_options(generator, model),
     )
-    try:
-        with decode_context(model):
-            result = run.run()
-    except BaseException:
-        # Half-way rows are ragged and without their padding: no later call may take them for whole.
-        cache.reset()
-        raise
-    finally:
-        generator.stats = run.stats
+    result = _run(run, model, generator)
     if streamer is not None:
         streamer.end()
     if not (wants_dict or is_users):
         return result.sequences
-    _restore_layout(cache, target, result, outcome.history.prompt_length)
-    returned = _returned_cache(cache, given)
+    returned = target.own_cache
+    if isinstance(target, HFTarget):
+        _restore_layout(target.cache, target, result, outcome.history.prompt_length)
+        returned = _returned_cache(target.cache, given)
     if not wants_dict:
         return result.sequences
     return decoder_output(
         returned, sequences=result.sequences, scores=result.scores, logits=result.logits
+    )
+
+
+def _run(
+    run: DecodingRun, model: PreTrainedModel, generator: SelfSpeculativeGenerator
+) -> Generation:
+    try:
+        with decode_context(model):
+            return run.run()
+    except BaseException:
+        if isinstance(run.target, HFTarget):
+            run.target.abandon()
+        raise
+    finally:
+        generator.stats = run.stats
+
+
+def _sparse_target(
+    generator: SelfSpeculativeGenerator,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    generation_config: Any,
+    model_kwargs: dict[str, Any],
+    *,
+    kernels: str,
+    returns_cache: bool,
+) -> HFTarget:
+    """Return the target whose attention is the library's own, over a `PillarCache`."""
+    model_kwargs = dict(model_kwargs)
+    given: Cache | None = model_kwargs.pop(cache_keyword(), None)
+    if generator.config.kernels != "auto":
+        kernels = generator.config.kernels
+    for op in ATTENTION_OPS:
+        choose(op, kernels, input_ids)
+    max_length = int(generation_config.max_length)
+    check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
+    embeddings = model_kwargs.get("inputs_embeds")
+    before = 0 if embeddings is None else embeddings.shape[1]
+    before += 0 if given is None else int(given.get_seq_length())
+    limit = before + max_length + generator.config.k + 1
+    cache = _working_cache(model, given, limit=limit, kernels=kernels)
+    return HFTarget(
+        model,
+        input_ids,
+        generation_config=generation_config,
+        model_kwargs=model_kwargs,
+        cache=cache,
+        # States cannot be cut to where a shorter row ended, and a returned cache must be.
+        lockstep=returns_cache and bool(cache.state_layers),
+    )
+
+
+def _foreign_target(
+    generator: SelfSpeculativeGenerator,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    generation_config: Any,
+    model_kwargs: dict[str, Any],
+    *,
+    kernels: str,
+    returns_cache: bool,
+) -> ForeignTarget:
+    """Return the target that leaves the model's attention and cache alone."""
+    given = model_kwargs.get(cache_keyword())
+    if isinstance(given, PillarCache) or getattr(given, "offloading", False):
+        raise UnsupportedOptionError(
+            f"{type(model).__name__} keeps a cache of its own; pass a plain DynamicCache, or none"
+        )
+    for layer in getattr(given, "layers", ()):
+        name = type(layer).__name__
+        if "Static" in name or "Quantized" in name:
+            raise UnsupportedOptionError(
+                f"a cache with {name} layers cannot be used with assistant=; "
+                "pass a DynamicCache, or none"
+            )
+    max_length = int(generation_config.max_length)
+    check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
+    return ForeignTarget(
+        model, input_ids, generation_config=generation_config, model_kwargs=model_kwargs
     )
 
 
@@ -159,12 +249,15 @@ def _outcome(
     return outcome, recorder
 
 
-def _working_cache(given: Cache | None, *, limit: int, kernels: str) -> PillarCache:
+def _working_cache(
+    model: PreTrainedModel, given: Cache | None, *, limit: int, kernels: str
+) -> PillarCache:
     """Return the cache to decode with, holding what the caller's cache holds."""
     if isinstance(given, PillarCache):
         cache = given
+        cache.fit(model.config)
     else:
-        cache = PillarCache(limit=limit)
+        cache = PillarCache(limit=limit, config=model.config)
         if getattr(given, "offloading", False):
             raise UnsupportedOptionError(
                 "an offloading cache cannot be used with assistant=; pass a plain DynamicCache"

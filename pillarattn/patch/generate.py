@@ -10,7 +10,7 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.patch.compat import PreTrainedModel
-from pillarattn.patch.options import check_call
+from pillarattn.patch.options import check_call, effective
 
 
 class PatchedGenerate:
@@ -43,10 +43,9 @@ class PatchedGenerate:
                 f"{type(assistant).__name__}; a draft model goes into assistant_model="
             )
         kwargs = self._named(args, kwargs)
-        config = kwargs.get("generation_config")
-        check_call(kwargs, config or self.model.generation_config)
+        check_call(kwargs, config=kwargs.get("generation_config"), model=self.model)
         kwargs.pop("custom_generate", None)
-        kwargs = self._with_stop_strings(kwargs, config)
+        kwargs = self._with_stop_strings(kwargs)
         streamer = kwargs.get("streamer")
 
         def decoding_method(model: Any, input_ids: Any, **prepared: Any) -> Any:
@@ -68,16 +67,18 @@ class PatchedGenerate:
         named = {name: value for name, value in bound.items() if name != "self"}
         return {**named, **extra}
 
-    def _with_stop_strings(self, kwargs: dict[str, Any], config: Any) -> dict[str, Any]:
+    def _with_stop_strings(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Turn stop strings into a criterion: `generate` loses the tokenizer on the way to us."""
-        config = config or self.model.generation_config
-        strings = kwargs.get("stop_strings") or getattr(config, "stop_strings", None)
-        tokenizer = kwargs.get("tokenizer")
+        config, tokenizer = kwargs.get("generation_config"), kwargs.get("tokenizer")
+        strings = effective("stop_strings", kwargs, config=config, model=self.model)
         if strings is None or tokenizer is None:
             return kwargs
-        config = copy.deepcopy(config)
-        config.stop_strings = None
         criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
         criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
-        changes = {"stop_strings": None, "stopping_criteria": criteria, "generation_config": config}
+        changes: dict[str, Any] = {"stopping_criteria": criteria}
+        if getattr(config, "stop_strings", None) is not None:
+            changes["generation_config"] = copy.deepcopy(config)
+            changes["generation_config"].stop_strings = None
+        if "stop_strings" in kwargs or self.model.generation_config.stop_strings is not None:
+            changes["stop_strings"] = None
         return {**kwargs, **changes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any, TypeVar
 
 from transformers.configuration_utils import PreTrainedConfig
@@ -12,7 +13,7 @@ from pillarattn.patch.compat import PreTrainedModel, check_version
 from pillarattn.patch.generate import PatchedGenerate
 from pillarattn.patch.preflight import preflight as run_preflight
 from pillarattn.patch.record import RECORD, PatchRecord
-from pillarattn.patch.support import check, describe
+from pillarattn.patch.support import check, dense_reason, describe
 
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -26,9 +27,9 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
     Args:
         model: any decoder-only `AutoModelForCausalLM`.
         kernels: "auto", "reference" (PyTorch) or "triton".
-        preflight: run the model on a few random tokens first, and refuse it if a block of tokens
-        does
-            not give what single steps give. Turn it off only for models known to pass.
+        preflight: run the model on a few random tokens first. Where blocks of tokens over selected
+            keys do not give what single steps give, the model keeps its own attention and cache;
+            where blocks do not give it either, it is refused. Turn it off only for known models.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded losslessly; says why and what to do.
@@ -49,6 +50,7 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
         had_generate=model.__dict__.get("generate"),
         kernels=kernels,
         info=describe(model),
+        dense_reason=dense_reason(model),
     )
     model.__dict__[RECORD] = record
     try:
@@ -57,6 +59,13 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
     except BaseException:
         _restore(model, record)
         raise
+    if record.dense_reason is not None:
+        record.info.update(verdict="lossless-dense-draft", reason=record.dense_reason)
+        warnings.warn(
+            f"{type(model).__name__} is decoded losslessly, but sparse attention cannot act in it: "
+            f"{record.dense_reason}. Drafts come from prompt lookup instead",
+            stacklevel=2,
+        )
     model.__dict__["generate"] = PatchedGenerate(model, record.had_generate)
     return model
 

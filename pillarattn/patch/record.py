@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from pillarattn.errors import UnsupportedModelError
+from pillarattn.errors import UnsupportedModelError, UnsupportedOptionError
 from pillarattn.patch.attention_function import register
 from pillarattn.patch.compat import PreTrainedModel
 from pillarattn.patch.decode import decode
@@ -29,6 +29,11 @@ class PatchRecord:
         had_generate: the instance's own `generate` before, or None.
         kernels: the `kernels=` of `patch`.
         info: what `describe` found.
+        dense_reason: why sparse attention cannot act in this model, or None if it can.
+        lockstep: whether all rows must stand at the same position, because the model counts it.
+        pads_foreign: whether prompts with padding need the model's own attention and cache.
+        padding_reason: why prompts with padding are refused, or None.
+        stores_latents: whether the cache holds what keys are made of, and not keys.
     """
 
     configs: list[tuple[Any, Any]]
@@ -36,15 +41,49 @@ class PatchRecord:
     had_generate: Any = None
     kernels: str = "auto"
     info: dict[str, Any] = field(default_factory=dict)
+    dense_reason: str | None = None
+    lockstep: bool = False
+    pads_foreign: bool = False
+    padding_reason: str | None = None
+    stores_latents: bool = False
     users: int = 0
     originals: list[str] = field(default_factory=list)
 
     def decode(
         self, generator: Any, model: PreTrainedModel, input_ids: Any, **prepared: Any
     ) -> Any:
-        """Run `generator` on the model with its twin attention switched on."""
-        with self.active():
-            return decode(generator, model, input_ids, kernels=self.kernels, **prepared)
+        """Run `generator` on the model, with its twin attention switched on where that can act.
+
+        Raises:
+            UnsupportedOptionError: before any compute, for a prompt or a strategy that does not fit
+                the model.
+        """
+        mask = prepared.get("attention_mask")
+        is_padded = mask is not None and not bool(mask.all())
+        if is_padded and self.padding_reason is not None:
+            raise UnsupportedOptionError(
+                f"{self.padding_reason}; pass rows of one length, or one row at a time"
+            )
+        # Sparse drafts drop padding from the cache, and with it from the positions counted there.
+        own = is_padded and (self.lockstep or self.pads_foreign)
+        sparse = self.dense_reason is None and not own
+        strategy = generator.new_strategy()
+        if sparse and self.stores_latents and (strategy.needs_keys or strategy.needs_values):
+            raise UnsupportedOptionError(
+                f"strategy={strategy.name!r} looks at cached keys, and {type(model).__name__} "
+                "caches latents that they are made of; use a strategy that ranks by scores or by "
+                "position, such as 'pillar' or 'streaming'"
+            )
+        with self.active() if sparse else nullcontext():
+            return decode(
+                generator,
+                model,
+                input_ids,
+                kernels=self.kernels,
+                sparse=sparse,
+                lockstep=self.lockstep,
+                **prepared,
+            )
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from transformers.generation.stopping_criteria import (
 
 from pillarattn.decoding.history import History
 from pillarattn.decoding.outcome import Recorder
+from pillarattn.patch.dead_ends import DeadEnds
 
 # Criteria that judge each row by its own tokens (or by the clock): rows may be asked apart.
 _ROW_WISE = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
@@ -28,10 +29,17 @@ class CriteriaRule:
         pad_token: what finished rows are filled with.
         recorder: gives the scores that criteria may read.
         prompt_length: tokens before the first new one.
+        dead_ends: raises once a token is final that no processor would have allowed.
     """
 
     def __init__(
-        self, criteria: Any, *, pad_token: int, recorder: Recorder, prompt_length: int
+        self,
+        criteria: Any,
+        *,
+        pad_token: int,
+        recorder: Recorder,
+        prompt_length: int,
+        dead_ends: DeadEnds | None = None,
     ) -> None:
         self._own = StoppingCriteriaList(c for c in criteria if type(c) in _ROW_WISE)
         self._shared = StoppingCriteriaList(c for c in criteria if type(c) not in _ROW_WISE)
@@ -40,6 +48,7 @@ class CriteriaRule:
         self.pad_token = pad_token
         self._recorder = recorder
         self._prompt_length = prompt_length
+        self._dead_ends = dead_ends
 
     def finished(self, history: History, rows: list[int], length: int) -> list[bool]:
         """Ask the row-wise criteria about `rows` at `length` tokens."""
@@ -48,7 +57,9 @@ class CriteriaRule:
         return torch.as_tensor(verdict).expand(len(rows)).tolist()
 
     def finished_together(self, history: History, length: int) -> list[bool] | None:
-        """Ask the other criteria about all rows at `length` tokens."""
+        """Ask the other criteria about all rows at `length` tokens, which are final in each."""
+        if self._dead_ends is not None:
+            self._dead_ends.raise_if_reached(history, length - 1)
         if not len(self._shared):
             return None
         scores = self._recorder.scores_so_far(length - self._prompt_length)

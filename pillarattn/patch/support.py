@@ -7,10 +7,11 @@ from typing import Any
 from transformers import GenerationMixin
 
 from pillarattn.errors import UnsupportedModelError
+from pillarattn.modules.cache import ContiguousLayer
 from pillarattn.patch.attention_function import PREFIX
+from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel
 
-SUPPORTED_LAYERS = ("full_attention", "sliding_attention")
 SUPPORTED_ATTENTION = ("sdpa", "eager")
 
 
@@ -29,22 +30,33 @@ def refusal(model: Any) -> str | None:
         return f"{name} cannot generate text; load it with AutoModelForCausalLM"
     if model.config.is_encoder_decoder:
         return f"{name} has an encoder; sparse drafts are for decoder-only models"
-    if getattr(model, "_is_stateful", False):
-        return f"{name} keeps recurrent state that cannot be rolled back"
-    if not model._can_set_attn_implementation():
-        return f"{name} computes attention outside transformers' AttentionInterface"
     implementation = attention_implementation(model)
-    if implementation not in SUPPORTED_ATTENTION:
+    if implementation not in SUPPORTED_ATTENTION and model._can_set_attn_implementation():
         return (
             f"{name} uses attn_implementation={implementation!r}; load it with one of "
             f"{', '.join(map(repr, SUPPORTED_ATTENTION))}"
         )
+    return None
+
+
+def dense_reason(model: PreTrainedModel) -> str | None:
+    """Return why sparse attention cannot act in a model that is not refused, or None if it may.
+
+    Such a model is still decoded losslessly: it keeps its own attention and cache, and drafts come
+    from prompt lookup.
+    """
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    if not any(part._can_set_attn_implementation() for part in parts):
+        return "attention is computed outside transformers' AttentionInterface"
     config = model.config.get_text_config(decoder=True)
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    if odd := sorted(layer_types - set(SUPPORTED_LAYERS)):
-        return f"{name} has {', '.join(odd)} layers, which this version does not roll back"
     if getattr(config, "reorder_and_upcast_attn", False):
-        return f"{name} has reorder_and_upcast_attn=True; load it with False"
+        return "reorder_and_upcast_attn=True bypasses the AttentionInterface; load it with False"
+    try:
+        layers = PillarCache(config=model.config).layers
+    except UnsupportedModelError as error:
+        return str(error)
+    if layers and not any(isinstance(layer, ContiguousLayer) for layer in layers):
+        return "no layer has attention over keys"
     return None
 
 
@@ -55,7 +67,7 @@ def has_window(config: Any) -> bool:
     if kinds:
         return "sliding_attention" in kinds
     return (
-        getattr(text, "sliding_window", None) is not None
+        field(text, "sliding_window") is not None
         and getattr(text, "use_sliding_window", True) is not False
     )
 
@@ -65,6 +77,14 @@ def rope_types(config: Any) -> set[str]:
     ropes = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     nested = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]
     return {str(rope["rope_type"]) for rope in nested if "rope_type" in rope}
+
+
+def field(config: Any, name: str) -> Any:
+    """Return a field of a config; None where there is none, or one for each layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
 
 
 def attention_implementation(model: PreTrainedModel) -> str:
@@ -82,24 +102,28 @@ def check(model: Any) -> None:
 def describe(model: Any) -> dict[str, Any]:
     """Return one row about a model: its shape, and whether and how it can be decoded.
 
-    Keys: model_type, verdict ("lossless" or "refused"), reason, layers, heads, kv_heads, head_dim,
-    window, softcap, attention, sparse_layers.
+    Keys: model_type, verdict ("lossless", "lossless-dense-draft" or "refused"), reason, layers,
+    heads, kv_heads, head_dim, window, softcap, attention, sparse_layers.
     """
     reason = refusal(model)
+    verdict = "lossless" if reason is None else "refused"
+    if reason is None:
+        reason = dense_reason(model)
+        verdict = "lossless" if reason is None else "lossless-dense-draft"
     row: dict[str, Any] = {
         "model_type": getattr(getattr(model, "config", None), "model_type", None),
-        "verdict": "lossless" if reason is None else "refused",
+        "verdict": verdict,
         "reason": reason,
     }
     if not isinstance(model, PreTrainedModel):
         return row
     config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_attention_heads", None)
-    layers = getattr(config, "num_hidden_layers", None)
-    head_dim = getattr(config, "head_dim", None)
-    if head_dim is None and heads and getattr(config, "hidden_size", None):
+    heads = field(config, "num_attention_heads")
+    layers = field(config, "num_hidden_layers")
+    head_dim = field(config, "head_dim")
+    if head_dim is None and heads and field(config, "hidden_size"):
         head_dim = config.hidden_size // heads
-    window = getattr(config, "sliding_window", None)
+    window = field(config, "sliding_window")
     if getattr(config, "use_sliding_window", True) is False:
         window = None
     kinds = list(getattr(config, "layer_types", None) or [])
@@ -109,10 +133,10 @@ def describe(model: Any) -> dict[str, Any]:
     row.update(
         layers=layers,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=field(config, "num_key_value_heads") or heads,
         head_dim=head_dim,
         window=window,
-        softcap=getattr(config, "attn_logit_softcapping", None),
+        softcap=field(config, "attn_logit_softcapping"),
         attention=attention_implementation(model),
         sparse_layers=full or len(kinds),
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Phase
+from pillarattn.datatypes import Phase, RowLengths
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel, cache_keyword
+from pillarattn.patch.current_pass import current_cache
+from pillarattn.patch.snapshot import STATES, Snapshot
 
 # Prepared for the prompt alone: later passes take no padding mask (padding has left the cache by
 # then) and positions of their own.
@@ -28,6 +32,7 @@ class HFTarget:
         generation_config: as `generate` prepared it.
         model_kwargs: likewise, with `cache` under the model's own keyword.
         cache: empty, or holding an earlier turn.
+        lockstep: let all rows advance together (see `Target`).
     """
 
     def __init__(
@@ -38,8 +43,10 @@ class HFTarget:
         generation_config: Any,
         model_kwargs: dict[str, Any],
         cache: PillarCache,
+        lockstep: bool = False,
     ) -> None:
         self.model = model
+        self.lockstep = lockstep
         self.cache = cache
         self.layer_calls: list[int] | None = None
         self._ids = input_ids
@@ -49,17 +56,25 @@ class HFTarget:
         self._takes_logits_to_keep = model._supports_logits_to_keep()
         self._next_position: Tensor | None = None
         self._last_position: Tensor | None = None
+        self._block: Tensor | None = None
+        self._states: Snapshot | None = None
+        # What an earlier turn left, so that a failed run can leave it too.
+        self._earlier = cache.lengths if cache.used_layers else None
+        self._earlier_states = Snapshot(cache.state_layers, STATES) if self._earlier else None
+        self._is_compact = False
         self.prompt_width = 0
         self.prompt_mask: Tensor | None = model_kwargs.get("attention_mask")
 
+    @property
+    def own_cache(self) -> PillarCache:
+        """The cache, under the name that every target has for it."""
+        return self.cache
+
     def prefill(self, step: StepState) -> Tensor:
         """Run the prompt exactly as plain generate does; then drop padding from the cache."""
-        self.cache.step = step
-        try:
-            kwargs = dict(self._kwargs)
+        kwargs = dict(self._kwargs)
+        with self._pass(step):
             outputs = self.model._prefill(self._ids, self._generation_config, kwargs)
-        finally:
-            self.cache.step = None
         if not self.cache.used_layers:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} left its cache empty; it cannot be rolled back"
@@ -70,6 +85,7 @@ class HFTarget:
         mask = self.prompt_mask
         if mask is not None and not bool(mask.all()):
             self.cache.compact(mask.bool().to(self.cache.lengths.device))
+            self._is_compact = True
         lengths = self.cache.lengths.tensor
         positions = self._kwargs.get("position_ids")
         if positions is not None:
@@ -84,6 +100,60 @@ class HFTarget:
 
     def forward(self, tokens: Tensor, step: StepState) -> Tensor:
         """Append `tokens` `[B, Q]` to the cache and return their logits `[B, Q, V]` fp32."""
+        if self._states is None and self.cache.state_layers:
+            self._states = Snapshot(self.cache.state_layers, STATES)
+        self._block = tokens
+        return self._run(tokens, step)
+
+    def roll_back(self, lengths: RowLengths) -> None:
+        """Forget what drafts appended, states included."""
+        self.cache.roll_back(lengths)
+        if self._states is not None:
+            self._states.restore()
+
+    def abandon(self) -> None:
+        """Leave the cache as it was before the run, which has failed.
+
+        Half-way rows are ragged and without their padding: no later call may take them for whole.
+        """
+        if self._earlier is None or self._earlier_states is None:
+            self.cache.reset()
+            return
+        self._earlier_states.restore()
+        if not self._is_compact:
+            self.cache.roll_back(self._earlier)
+            return
+        assert self.prompt_mask is not None
+        device = self._earlier.device
+        valid = self.prompt_mask[:, : self._earlier.max].bool().to(device)
+        self.cache.roll_back(RowLengths(valid.sum(dim=1).tolist(), device))
+        self.cache.expand(valid)
+
+    def keep(self, lengths: RowLengths) -> None:
+        """Commit the verified block up to `lengths`.
+
+        Keys past them are forgotten. States cannot be shortened: unless every token stands, the
+        ones from before the block are put back and run over the tokens that do. Rows part company
+        where they end: a block for all of them up to the shortest, the next one up to the second...
+        """
+        assert self._block is not None
+        width = self._block.shape[1]
+        base = [n - width for n in self.cache.lengths.host]
+        counts = [new - old for new, old in zip(lengths.host, base, strict=True)]
+        if self._states is not None and any(n != width for n in counts):
+            self._states.restore()
+            self.cache.roll_back(RowLengths(base, lengths.device))
+            done = 0
+            for count in sorted(set(counts)):
+                if count > done:
+                    self._run(self._block[:, done:count], StepState(Phase.VERIFY))
+                    done = count
+                self._states.take_rows([row for row, n in enumerate(counts) if n == count])
+            self._states.restore()
+        self.cache.roll_back(lengths)
+        self._states = self._block = None
+
+    def _run(self, tokens: Tensor, step: StepState) -> Tensor:
         width = tokens.shape[1]
         inputs = self.model.prepare_inputs_for_generation(
             tokens, is_first_iteration=False, **self._block_kwargs(width)
@@ -91,14 +161,21 @@ class HFTarget:
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = width
         step.visited.clear()
-        self.cache.step = step
-        try:
+        with self._pass(step):
             outputs = self.model(**inputs, return_dict=True)
-        finally:
-            self.cache.step = None
         self._check_layers(step)
         logits = outputs.logits[:, -width:]
         return logits.to(copy=True, dtype=torch.float32, device=tokens.device)
+
+    @contextmanager
+    def _pass(self, step: StepState) -> Iterator[None]:
+        """Let attention find the cache and the step of the forward pass inside the block."""
+        self.cache.step, self.cache.written = step, None
+        try:
+            with current_cache(self.cache):
+                yield
+        finally:
+            self.cache.step = None
 
     def _block_kwargs(self, width: int) -> dict[str, Any]:
         kwargs = {k: v for k, v in self._kwargs.items() if k not in _PROMPT_ONLY}

@@ -78,7 +78,19 @@ class AttentionLM:
         return SimpleNamespace(logits=self.norm(x) @ self.out, layers=layers)
 
 
-class AttentionTarget:
+class CacheTarget:
+    """What targets with a plain key-value cache share: rolling it back is all there is to do."""
+
+    lockstep = False
+    cuts = True
+
+    def roll_back(self, lengths) -> None:
+        self.cache.roll_back(lengths)
+
+    keep = roll_back
+
+
+class AttentionTarget(CacheTarget):
     """`AttentionLM` behind the `Target` protocol, attending through `PillarAttention`."""
 
     def __init__(self, lm: AttentionLM, prompt: Tensor, attention: Any = None) -> None:
@@ -102,7 +114,7 @@ class AttentionTarget:
         return self.lm.norm(x) @ self.lm.out
 
 
-class TableTarget:
+class TableTarget(CacheTarget):
     """Two Markov laws of order 2, `[V, V, V]`: logits `q` for drafts and `p` for other passes.
 
     The context of a logit is read back from the cache, so that a cache that is rolled back wrongly
@@ -173,9 +185,11 @@ def build_run(
     max_length = prompt.shape[1] + new_tokens
     history = History(prompt, capacity=max_length + k + 1, fill=0)
     stop = stop or EndRule(max_length, eos=eos)
+    drafter = drafter or generator.new_drafter()
+    drafter.prepare(lambda make_target: make_target())
     return DecodingRun(
         target=target,
-        drafter=drafter or generator.new_drafter(),
+        drafter=drafter,
         rule=rule or generator.new_rule(do_sample=do_sample),
         process=process,
         selector=generator.new_selector(),
@@ -186,6 +200,8 @@ def build_run(
         k=k,
         seed_rows=0 if options.get("parity") == "reference" else k + 1,
         row_limit=row_limit,
+        draft_length=generator.new_draft_length(),
+        draft_share=generator.new_draft_share(),
     )
 
 

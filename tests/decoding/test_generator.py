@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from pillarattn import PillarConfig, SelfSpeculativeGenerator, Strategy
-from pillarattn.decoding.acceptance import GreedyRule, GumbelRule, RejectionRule
-from pillarattn.decoding.drafters import SparseDrafter
+from pillarattn.decoding.acceptance import BlockRule, GreedyRule, GumbelRule, RejectionRule
+from pillarattn.decoding.draft_length import ConfidenceLength
+from pillarattn.decoding.draft_share import AcceptanceShare
+from pillarattn.decoding.drafters import ChainDrafter, NgramDrafter, SparseDrafter
 from pillarattn.errors import NotPatchedError
 from pillarattn.modules.strategies import PillarStrategy, UniformStrategy
 
@@ -81,8 +83,13 @@ def test_named_strategies_are_new_for_each_run():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": "pillars"}, "unknown strategy 'pillars'.*pillar, streaming"),
+        ({"strategy": "pillars"}, "unknown strategy 'pillars'.*pillar, .*streaming"),
         ({"drafter": "dense"}, "unknown drafter 'dense'.*sparse"),
+        ({"drafter": ["ngram", "dense"]}, "unknown drafter 'dense'"),
+        ({"drafter": ["sparse", "ngram"]}, "cannot judge"),
+        ({"draft_length": "long"}, "unknown draft length 'long'.*acceptance, confidence, constant"),
+        ({"draft_length": {"name": "confidence", "threshold": 3}}, "threshold must be"),
+        ({"draft_share": "more"}, "unknown draft share 'more'.*acceptance, constant"),
         ({"acceptance": "maybe"}, "acceptance must be one of"),
         ({"k": -1}, "k must be an integer >= 0"),
         ({"k": 2.0}, "k must be an integer"),
@@ -112,6 +119,7 @@ def test_a_strategy_that_is_neither_name_nor_object_fails_at_construction(strate
         ("auto", 0, True, GumbelRule),
         ("rejection", 3, True, RejectionRule),
         ("gumbel", None, True, GumbelRule),
+        ("block", 3, True, BlockRule),
         ("greedy", None, False, GreedyRule),
     ],
 )
@@ -122,12 +130,36 @@ def test_the_rule_follows_from_sampling_and_seed(acceptance, seed, do_sample, ru
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "do_sample"), [("greedy", True), ("rejection", False), ("gumbel", False)]
+    ("acceptance", "do_sample"),
+    [("greedy", True), ("rejection", False), ("gumbel", False), ("block", False)],
 )
 def test_a_rule_that_would_change_the_law_is_refused(acceptance, do_sample):
     generator = SelfSpeculativeGenerator(acceptance=acceptance)
     with pytest.raises(ValueError, match=f"acceptance='{acceptance}' does not fit"):
         generator.new_rule(do_sample=do_sample)
+
+
+def test_drafters_and_policies_come_new_for_each_run_as_they_were_described():
+    length, drafter = ConfidenceLength(0.3), NgramDrafter(7)
+    generator = SelfSpeculativeGenerator(
+        drafter=[drafter, "sparse"], inner_k=2, draft_length=length, draft_share="acceptance"
+    )
+    chain = generator.new_drafter()
+    assert isinstance(chain, ChainDrafter) and chain.inner_k == 2
+    assert chain.inner.max_ngram == 7 and chain.inner is not drafter
+    assert generator.new_drafter() is not chain
+    assert generator.new_draft_length().threshold == 0.3
+    assert generator.new_draft_length() is not length
+    assert isinstance(generator.new_draft_share(), AcceptanceShare)
+    again = SelfSpeculativeGenerator.from_config(generator.config)
+    assert again.config.draft_length is length and again.config == generator.config
+    stored = SelfSpeculativeGenerator(**generator.config.to_dict())
+    assert repr(stored.new_drafter()) == repr(chain)
+    assert "{'name': 'ngram', 'max_ngram': 7, 'min_ngram': 1}" in repr(generator)
+
+
+def test_a_chain_of_one_is_its_drafter():
+    assert type(SelfSpeculativeGenerator(drafter=["ngram"]).new_drafter()) is NgramDrafter
 
 
 def test_parity_selects_as_the_paper_does():

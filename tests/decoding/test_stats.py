@@ -17,6 +17,7 @@ def round_of(row, start, drafted, accepted, emitted):
         drafted=drafted,
         accepted=accepted,
         emitted=emitted,
+        draft_steps=drafted,
         keys_read=10.0 * drafted,
         keys_full=50.0 * drafted,
     )

@@ -11,7 +11,7 @@ from pillarattn.datatypes import RowLengths
 from pillarattn.modules import ContiguousCache, ScoreBuffer, SelectionRequest, Selector
 from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.selector import ForcedTokens
-from pillarattn.modules.strategies import STRATEGIES
+from pillarattn.modules.strategies import STRATEGIES, LayerState
 
 KV_HEADS = 2
 
@@ -41,11 +41,35 @@ def buffer_of(cache, queries, retracted, *, exponent=6):
     return buffer
 
 
-def request_of(lengths, budgets, *, recent=None, sink=0, starts=None, scores=None, round_index=0):
-    """Return a request over rows of `lengths`, with random scores unless they are given."""
-    size = max(lengths)
+def request_of(
+    lengths,
+    budgets,
+    *,
+    recent=None,
+    sink=0,
+    starts=None,
+    scores=None,
+    round_index=0,
+    keys=None,
+    query=None,
+    layers=1,
+):
+    """Return a request over rows of `lengths`, with random numbers for what is not given.
+
+    Keys serve as values too; past a row's length they are NaN, as uninitialised memory may be.
+    """
+    size, rows = max(lengths), len(lengths)
+    noise = torch.Generator().manual_seed(0)
     if scores is None:
-        scores = torch.rand(len(lengths), KV_HEADS, size)
+        scores = torch.rand(rows, KV_HEADS, size)
+    if keys is None:
+        keys = torch.randn(rows, KV_HEADS, size, 4, generator=noise)
+    keys = keys.clone()
+    for row, length in enumerate(lengths):
+        keys[row, :, length:] = float("nan")
+    if query is None:
+        query = torch.randn(rows, 2 * KV_HEADS, 4, generator=noise)
+    states = [LayerState(i, part, part) for i, part in enumerate(keys.chunk(layers))]
     return SelectionRequest(
         lengths=torch.tensor(lengths),
         budgets=torch.tensor(budgets),
@@ -56,6 +80,10 @@ def request_of(lengths, budgets, *, recent=None, sink=0, starts=None, scores=Non
         max_length=size,
         scores=scores,
         round_index=round_index,
+        layers=tuple(states),
+        rows=torch.full((rows,), 3),
+        score_rows=lambda which: scores.unsqueeze(2).expand(-1, -1, which.shape[1], -1),
+        query=query,
     )
 
 

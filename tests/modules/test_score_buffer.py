@@ -103,3 +103,22 @@ def test_scores_ignore_a_constant_per_row_and_the_order_of_heads_in_a_group():
     torch.testing.assert_close(scores(query, keys), scores(query[:, order], keys))
     across = torch.tensor([4, 0, 3, 1, 2, 7, 6, 5])
     assert not torch.allclose(scores(query, keys), scores(query[:, across], keys))
+
+
+def test_one_text_is_pooled_in_place_as_any_batch_is(stored):
+    _, scores, lengths = stored
+    rows, end = 3, 8
+    one = ScoreBuffer()
+    for index, row_scores in scores.items():
+        one.put(index, row_scores[1:2], RowLengths([lengths.host[1]], "cpu"))
+    pooled = one.pool([4, 1], rows=torch.tensor([rows]), end=end)
+    wanted = torch.stack([scores[i][1, :, :rows, :end].mean(dim=1) for i in (4, 1)])
+    torch.testing.assert_close(pooled, wanted)
+    # Past the row's length (9) there is nothing, whatever the memory holds.
+    assert one.pool([4], rows=torch.tensor([rows]), end=SIZE)[..., 9:].eq(0).all()
+
+
+def test_taking_a_layers_scores_forgets_them(stored):
+    buffer, scores, _ = stored
+    assert torch.equal(buffer.take(4), scores[4])
+    assert 4 not in buffer and 1 in buffer

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from pillarattn import Strategy
 from pillarattn.modules import AttentionOptions, ForcedTokens, ScoreBuffer
 from pillarattn.modules.step import SeedQueries
+from pillarattn.modules.strategies import RankedStrategy
 
 K = 8
 
@@ -187,3 +189,112 @@ def test_rounds_are_counted_for_strategies_that_draw(builders):
     ]
     assert selector.round_index == 4
     assert len(set(map(tuple, sets))) == 4
+
+
+class Curious(RankedStrategy):
+    """Keeps every request, and ranks by position."""
+
+    def __init__(self, **flags):
+        self.asked = []
+        for name, value in {"needs_scores": False, **flags}.items():
+            setattr(self, name, value)
+
+    def rank(self, request):
+        self.asked.append(request)
+        return request.positions()
+
+
+def draft_step(builders, selector, cache, base, tokens):
+    """Append drafts until there are `tokens` of them, and let the selector choose once more."""
+    layer = cache.layers[0]
+    while layer.lengths.max < base.max + tokens:
+        new = torch.randn(2, 2, 1, 4)
+        layer.append(new, new)
+    query = torch.randn(2, 4, 1, 4)
+    return query, selector.refresh(
+        base, [3, 1], layer, query, layer.views()[0], layer.lengths, AttentionOptions()
+    )
+
+
+def test_nobody_pays_for_what_a_strategy_does_not_need(builders):
+    cache = builders.cache_of([30, 24], windows=(None, None), heads=(2, 2))
+    for flags in ({}, {"needs_keys": True}, {"needs_values": True}):
+        strategy = Curious(**flags)
+        builders.selector_of(strategy, min_budget=6).select(cache, ScoreBuffer(), emitted=[3, 1])
+        (request,) = strategy.asked
+        assert request.layer_indices == (0, 1)
+        assert request.lengths_on_host() == (30, 24, 30, 24)
+        for index, state in enumerate(request.layers):
+            keys, values = cache.layers[index].views()
+            assert (state.keys is None) is not flags.get("needs_keys", False)
+            assert (state.values is None) is not flags.get("needs_values", False)
+            # Views: nothing was copied.
+            assert state.keys is None or state.keys.data_ptr() == keys.data_ptr()
+            assert state.values is None or state.values.data_ptr() == values.data_ptr()
+        assert request.scores is request.rows is request.score_rows is request.query is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "scores"),
+    [
+        ({}, False),
+        ({"needs_scores": True}, True),
+        ({"needs_row_scores": True}, True),
+        ({"needs_scores": True, "refresh": "step"}, False),
+    ],
+)
+def test_which_strategies_make_a_verify_pass_leave_scores(builders, flags, scores):
+    assert builders.selector_of(Curious(**flags)).scores_verify is scores
+
+
+def test_rows_and_single_row_scores_reach_the_strategy(builders):
+    cache = builders.cache_of([30, 24], windows=(None, None), heads=(2, 2))
+    buffer = builders.buffer_of(cache, 5, [2, 4])
+    strategy = Curious(needs_row_scores=True)
+    builders.selector_of(strategy, min_budget=6).select(cache, buffer, emitted=[3, 1])
+    (request,) = strategy.asked
+    assert request.rows.tolist() == [3, 1, 3, 1]
+    picked = request.row_scores(torch.tensor([[0, 2], [0, 0], [1, 2], [0, 4]]))
+    assert picked.shape == (4, 2, 2, 30)
+    first, second = (buffer._layers[i].row_scores for i in range(2))
+    assert torch.equal(picked[0], first[0, :, [0, 2], :30])
+    assert torch.equal(picked[3], second[1, :, [0, 4], :30])
+
+
+def test_a_choice_of_the_first_step_stands_for_the_round(builders):
+    strategy = Curious(refresh="step", refresh_steps=(0, 2), needs_queries=True, needs_keys=True)
+    selector = builders.selector_of(strategy, min_budget=6, recent=2, sink=1)
+    cache = builders.cache_of([30, 24], windows=(None,), heads=(2,))
+    for _ in range(2):
+        base = cache.lengths
+        assert selector.select(cache, ScoreBuffer(), emitted=[3, 1])[0].counts.tolist() == [[0]] * 2
+        chosen, queries = [], []
+        for tokens in (1, 2, 3, 4):
+            query, selection = draft_step(builders, selector, cache, base, tokens)
+            chosen.append(selection)
+            queries.append(query[:, :, 0])
+        cache.roll_back(base)
+        assert chosen[0] is chosen[1] and chosen[2] is chosen[3] and chosen[1] is not chosen[2]
+        first, second = strategy.asked
+        assert (first.step, second.step) == (0, 2)
+        assert torch.equal(first.query, queries[0]) and torch.equal(second.query, queries[2])
+        assert first.lengths.tolist() == [30, 24] and first.layer_indices == (0,)
+        assert builders.kept(chosen[0], 1, 0) == [0, *range(19, 24)]
+        strategy.asked.clear()
+
+
+def test_a_draft_step_knows_its_layer(builders):
+    strategy = Curious(refresh="step", needs_queries=True)
+    selector = builders.selector_of(strategy, min_budget=6)
+    cache = builders.cache_of([30, 24], windows=(None, None), heads=(2, 2))
+    selector.select(cache, ScoreBuffer(), emitted=[1, 1])
+    base = cache.lengths
+    for layer in cache.layers:
+        new = torch.randn(2, 2, 1, 4)
+        layer.append(new, new)
+        query = torch.randn(2, 4, 1, 4)
+        selector.refresh(
+            base, [1, 1], layer, query, layer.views()[0], layer.lengths, AttentionOptions()
+        )
+    assert [request.layer_indices for request in strategy.asked] == [(0,), (1,)]
+    assert isinstance(strategy, Strategy)

@@ -94,8 +94,6 @@ def rebuilt(tiny_model, cls, **overrides):
 @pytest.mark.parametrize(
     ("cls", "reason"),
     [
-        (TakesAnything, r"ragged block .* differs from single steps by \d"),
-        (WrongPositions, r"ragged block .* differs from single steps by \d"),
         (Stateful, r"differs from single steps by \d"),
         (LooksAhead, r"verified block .* differs from single steps by \d"),
         (OneTokenOnly, "one token at a time"),
@@ -116,12 +114,29 @@ def test_models_that_would_differ_are_refused(tiny_model, cls, reason):
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+@pytest.mark.parametrize("cls", [TakesAnything, WrongPositions])
+def test_models_that_count_positions_themselves_keep_rows_in_step(
+    tiny_model, prompt, drafting, same, cls
+):
+    plain, model = tiny_model("llama"), rebuilt(tiny_model, cls)
+    pillarattn.patch(model)
+    assert model.pillarattn_record.lockstep
+    assert not pillarattn.patch(tiny_model("llama")).pillarattn_record.lockstep
+    pillar = drafting(k=4, s=0.3, min_budget=4)
+    same(plain, model, pillar, input_ids=prompt(3, 24), max_new_tokens=12)
+    assert 0 < pillar.stats.accepted < pillar.stats.drafted
+    assert pillar.stats.keys_read < pillar.stats.keys_full
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_judged_by_its_own_measure(tiny_model, dtype):
-    pillarattn.patch(tiny_model("llama").to(dtype))
-    for cls in (WrongPositions, LooksAhead):
-        with pytest.raises(pillarattn.UnsupportedModelError, match="block"):
-            pillarattn.patch(rebuilt(tiny_model, cls).to(dtype))
+    assert not pillarattn.patch(tiny_model("llama").to(dtype)).pillarattn_record.lockstep
+    assert pillarattn.patch(
+        rebuilt(tiny_model, WrongPositions).to(dtype)
+    ).pillarattn_record.lockstep
+    with pytest.raises(pillarattn.UnsupportedModelError, match="block"):
+        pillarattn.patch(rebuilt(tiny_model, LooksAhead).to(dtype))
 
 
 def test_attention_past_the_interface_is_refused(tiny_model):

@@ -16,7 +16,8 @@ class AcceptanceRule(ABC):
 
     Both halves live in one object because a rule is lossless only if it knows the distribution that
     drafts were really drawn from. `steps` are indices of new tokens, 0 for the first after the
-    prompt.
+    prompt. Every token of the output comes out of `judge`; `draw` serves drafts, whose rows may
+    have passed their end, and so it never fails.
 
     Args:
         seed: key of the sampling noise, for rules that have one.
@@ -29,9 +30,19 @@ class AcceptanceRule(ABC):
     def draw(self, logits: Tensor, steps: list[int]) -> tuple[Tensor, Tensor | None]:
         """Choose one token a row from `logits` `[B, V]`; return it and q `[B, V]`, if q matters."""
 
+    def law(self, logits: Tensor) -> Tensor | None:
+        """Return the distribution that a token is drawn from, `[..., V]`; None: no chance is left.
+
+        Where logits allow no token, it is uniform.
+        """
+        return None
+
     @abstractmethod
     def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
-        """Compare the draft with the target's `logits` `[B, k + 1, V]`, which start at `steps`."""
+        """Compare the draft with the target's `logits` `[B, k + 1, V]`, which start at `steps`.
+
+        Where the logits after the accepted drafts allow no token, the next token is -1.
+        """
 
 
 ACCEPTANCE: Registry[AcceptanceRule] = Registry("acceptance rule")
@@ -41,5 +52,7 @@ def match(draft: Draft, target_tokens: Tensor) -> Verdict:
     """Accept drafts while they equal what the target chooses, `[B, k + 1]`."""
     equal = (draft.tokens == target_tokens[:, : draft.k]).to(torch.int64)
     accepted = equal.cumprod(dim=1).sum(dim=1)
+    if draft.lengths is not None:
+        accepted = accepted.minimum(draft.lengths)
     next_tokens = target_tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)
     return Verdict(accepted.tolist(), next_tokens)

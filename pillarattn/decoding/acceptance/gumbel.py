@@ -33,7 +33,9 @@ class GumbelRule(AcceptanceRule):
         columns = [
             self.draw(logits[:, i], [step + i for step in steps])[0] for i in range(draft.k + 1)
         ]
-        return match(draft, torch.stack(columns, dim=1))
+        # NaN makes the largest logit NaN, and no token at all makes it -inf.
+        possible = logits.amax(dim=-1).isfinite()
+        return match(draft, torch.stack(columns, dim=1).masked_fill(~possible, -1))
 
     def _noise(self, logits: Tensor, steps: list[int]) -> Tensor:
         uniform = torch.empty(2, logits.shape[-1], dtype=torch.float64, device=logits.device)

@@ -18,13 +18,20 @@ class RejectionRule(AcceptanceRule):
     """
 
     def draw(self, logits: Tensor, steps: list[int]) -> tuple[Tensor, Tensor | None]:
-        """Sample from softmax(logits) and return that distribution."""
-        probs = logits.softmax(dim=-1)
+        """Sample from `law(logits)` and return that distribution."""
+        probs = self.law(logits)
         return torch.multinomial(probs, num_samples=1).squeeze(1), probs
+
+    def law(self, logits: Tensor) -> Tensor:
+        """Return softmax(logits)."""
+        return logits.softmax(dim=-1).nan_to_num(nan=1.0 / logits.shape[-1])
 
     def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
         """Accept d_i with probability min(1, p_i / q_i)."""
         accepted, next_tokens = rejection_sample(
-            draft.tokens, logits.softmax(dim=-1), draft_probs=draft.probs
+            draft.tokens,
+            logits.softmax(dim=-1),
+            draft_probs=draft.probs,
+            draft_lengths=draft.lengths,
         )
         return Verdict(accepted.tolist(), next_tokens)

@@ -24,6 +24,21 @@ class ContiguousLayer:
         self.lengths: RowLengths | None = None
         self.limit = limit
         self.window: int | None = None
+        self.attended_heads: int | None = None
+        # False where attention follows a pattern that drafts must follow too, such as chunks.
+        self.is_selectable = True
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads as attention sees them; a model that expands latents has more than it stores."""
+        if self.attended_heads is not None:
+            return self.attended_heads
+        return 0 if self.key_buffer is None else int(self.key_buffer.shape[1])
+
+    @property
+    def holds_attended_keys(self) -> bool:
+        """Whether attention reads the stored keys themselves, and not something made of them."""
+        return self.attended_heads is None
 
     @property
     def capacity(self) -> int:
@@ -154,7 +169,8 @@ class ContiguousCache:
 
 def _grown(buffer: Tensor | None, like: Tensor, capacity: int, used: int) -> Tensor:
     batch, heads, _, dim = like.shape
-    grown = torch.empty(batch, heads, capacity, dim, dtype=like.dtype, device=like.device)
+    # Zeros, because attention with a mask multiplies what it hides by 0, and 0 * NaN is NaN.
+    grown = torch.zeros(batch, heads, capacity, dim, dtype=like.dtype, device=like.device)
     if buffer is not None:
         grown[:, :, :used] = buffer[:, :, :used]
     return grown

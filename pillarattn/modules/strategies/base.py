@@ -4,86 +4,101 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from pillarattn.kernels import topk_select
+from pillarattn.modules.strategies.request import LayerState, SelectionRequest
 from pillarattn.registry import Registry
 
+__all__ = [
+    "STRATEGIES",
+    "LayerState",
+    "RankedStrategy",
+    "SelectionRequest",
+    "Strategy",
+    "register_strategy",
+]
 
-@dataclass(frozen=True)
-class SelectionRequest:
-    """What a strategy is asked: R rows (batch, or layers times batch, layer-major) at once.
-
-    Attributes:
-        lengths: `[R]` int64, tokens in the cache; positions 0..length-1 may be chosen.
-        budgets: `[R]` int64, keys to keep per KV head, the forced ones counted.
-        recent: `[R]` int64, newest tokens to keep whatever the scores say.
-        sink: first tokens to keep whatever the scores say.
-        starts: `[R]` int64, first position that a window leaves visible.
-        kv_heads: Hkv.
-        max_length: S, the longest row.
-        scores: `[R, Hkv, S]`, mean softmax mass of each key in the last verify pass (in the draft
-            query's own row for `refresh = "step"`); None if `needs_scores` is False.
-        round_index: rounds since the prompt, 0 for the first selection.
-    """
-
-    lengths: Tensor
-    budgets: Tensor
-    recent: Tensor
-    sink: int
-    starts: Tensor
-    kv_heads: int
-    max_length: int
-    scores: Tensor | None
-    round_index: int = 0
-
-    def keep_best(self, scores: Tensor, *, sink: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the selection that ranks keys by `scores` `[R, Hkv, S]`, forced ones included."""
-        return topk_select(
-            scores,
-            lengths=self.lengths,
-            budgets=self.budgets,
-            recent=self.recent,
-            sink=self.sink if sink is None else sink,
-            starts=self.starts,
-        )
-
-    def positions(self) -> Tensor:
-        """Return every position as a score, `[R, Hkv, S]` fp32: later is better."""
-        line = torch.arange(self.max_length, dtype=torch.float32, device=self.lengths.device)
-        return line.expand(self.lengths.shape[0], self.kv_heads, -1)
+T = TypeVar("T")
 
 
 class Strategy(ABC):
     """Chooses the keys of a round; one object serves one generation and may keep history.
 
+    The flags say what `select` reads, so that nobody pays for what is not used.
+
     Attributes:
         name: the registered name.
-        needs_scores: whether `select` reads `request.scores`.
-        refresh: "round" chooses after each verify pass; "step" chooses anew at each draft step from
-            that step's own query, which reads every key and so only bounds what others may reach.
+        refresh: "round" chooses after each verify pass; "step" chooses at draft steps from that
+            step's own query.
+        refresh_steps: with "step", the draft steps (0 is the round's first) that choose anew, 0
+            among them; None is every step.
+        needs_scores: `request.scores`.
+        needs_row_scores: `request.row_scores`, the verify rows one by one ("round").
+        needs_keys: `request.layers[i].keys`.
+        needs_values: `request.layers[i].values`.
+        needs_queries: `request.query` ("step").
+        seed_rows: query rows of the prompt that score the first selection; None is k + 1.
+        foresees: a bound: where the coming round's queries are known (a teacher-forced probe), the
+            scores are theirs.
     """
 
     name: str = ""
-    needs_scores: bool = True
     refresh: str = "round"
+    refresh_steps: tuple[int, ...] | None = None
+    needs_scores: bool = True
+    needs_row_scores: bool = False
+    needs_keys: bool = False
+    needs_values: bool = False
+    needs_queries: bool = False
+    seed_rows: int | None = None
+    foresees: bool = False
 
     @abstractmethod
     def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
         """Return indices `[R, Hkv, N]` int32, ascending, and counts `[R, Hkv]` int32.
 
-        A count may not exceed the row's budget. `request.keep_best(scores)` turns a ranking of the
-        keys into a selection that keeps every rule.
+        The counts of a row of the batch, over all layers and heads of the request, may not exceed
+        the sum of their budgets. `request.keep_best(scores)` turns a ranking of the keys into a
+        selection that keeps every rule.
         """
 
     def reset(self) -> None:
         """Forget the history of a generation."""
 
+    def extra_reads(self, length: int, k: int) -> float:
+        """Return what choosing reads in an average draft step of k, in keys with their values.
+
+        The budget counts what attention reads; a bound or a summary that is looked at as well
+        belongs to the bill. `length` is the tokens in the cache.
+        """
+        return 0.0
+
+    def given(self, value: T | None, what: str) -> T:
+        """Return a part of the request, or raise `ValueError` if the caller left it out."""
+        if value is None:
+            name = self.name or type(self).__name__
+            raise ValueError(f"strategy {name!r} needs {what} and got none")
+        return value
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+class RankedStrategy(Strategy):
+    """A strategy that ranks keys and keeps the best: all it defines is `rank`.
+
+    Rankings can be merged (`union`), which sets cannot without wasting budget.
+    """
+
+    @abstractmethod
+    def rank(self, request: SelectionRequest) -> Tensor:
+        """Return a score for each key, `[R, Hkv, S]`: larger is better, whatever the scale."""
+
+    def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
+        """Keep the forced keys and the best of the others."""
+        return request.keep_best(self.rank(request))
 
 
 STRATEGIES: Registry[Strategy] = Registry("strategy")
@@ -93,17 +108,35 @@ def register_strategy(name: str) -> Callable[[type[Strategy]], type[Strategy]]:
     """Return a class decorator that makes a `Strategy` available as `strategy=name`.
 
     Raises:
-        ValueError: the name is taken. TypeError: the class is no `Strategy`.
+        ValueError: the name is taken, or the flags do not fit. TypeError: the class is no
+            `Strategy`.
     """
     register = STRATEGIES.register(name)
 
     def add(cls: type[Strategy]) -> type[Strategy]:
         if not (isinstance(cls, type) and issubclass(cls, Strategy)):
             raise TypeError(f"strategy {name!r} must subclass pillarattn.Strategy, got {cls!r}")
-        if cls.refresh not in ("round", "step"):
-            raise ValueError(f"refresh must be 'round' or 'step', got {cls.refresh!r} in {cls!r}")
+        check_flags(cls)
         register(cls)
         cls.name = name
         return cls
 
     return add
+
+
+def check_flags(strategy: Strategy | type[Strategy]) -> None:
+    """Raise `ValueError` if a strategy asks for what its `refresh` cannot give."""
+    if strategy.refresh not in ("round", "step"):
+        raise ValueError(
+            f"refresh must be 'round' or 'step', got {strategy.refresh!r} in {strategy!r}"
+        )
+    is_step = strategy.refresh == "step"
+    if strategy.needs_queries and not is_step:
+        raise ValueError(f"needs_queries takes refresh='step', got 'round' in {strategy!r}")
+    if strategy.needs_row_scores and is_step:
+        raise ValueError(f"needs_row_scores takes refresh='round', got 'step' in {strategy!r}")
+    steps = strategy.refresh_steps
+    if steps is not None and (not is_step or 0 not in steps):
+        raise ValueError(
+            f"refresh_steps takes refresh='step' and must hold 0, got {steps!r} in {strategy!r}"
+        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from pillarattn.modules.strategies.base import SelectionRequest, Strategy, register_strategy
@@ -17,5 +15,4 @@ class FullStrategy(Strategy):
 
     def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
         """Keep all visible positions."""
-        everything = replace(request, budgets=request.lengths)
-        return everything.keep_best(request.positions())
+        return request.keep_best(request.positions(), budgets=request.lengths)

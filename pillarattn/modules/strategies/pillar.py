@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pillarattn.modules.strategies.base import SelectionRequest, Strategy, register_strategy
+from pillarattn.modules.strategies.base import RankedStrategy, SelectionRequest, register_strategy
 
 
 @register_strategy("pillar")
-class PillarStrategy(Strategy):
+class PillarStrategy(RankedStrategy):
     """Top-K of the softmax mass averaged over the group's query heads and the accepted rows."""
 
-    def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
+    def rank(self, request: SelectionRequest) -> Tensor:
         """Rank keys by their pooled verify scores."""
-        if request.scores is None:
-            raise ValueError("strategy 'pillar' needs scores and got none")
-        return request.keep_best(request.scores)
+        return self.given(request.scores, "scores")

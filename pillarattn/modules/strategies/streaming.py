@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pillarattn.modules.strategies.base import SelectionRequest, Strategy, register_strategy
+from pillarattn.modules.strategies.base import RankedStrategy, SelectionRequest, register_strategy
 
 
 @register_strategy("streaming")
-class StreamingStrategy(Strategy):
+class StreamingStrategy(RankedStrategy):
     """Sinks plus a window of recent tokens, at true positions over the shared cache.
 
     Source: arXiv 2309.17453; as a drafter: MagicDec, arXiv 2408.11049.
@@ -16,6 +16,6 @@ class StreamingStrategy(Strategy):
 
     needs_scores = False
 
-    def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
+    def rank(self, request: SelectionRequest) -> Tensor:
         """Rank keys by position, newest first."""
-        return request.keep_best(request.positions())
+        return request.positions()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pillarattn.modules.strategies.base import SelectionRequest, Strategy, register_strategy
+from pillarattn.modules.strategies.base import RankedStrategy, SelectionRequest, register_strategy
 
 
 @register_strategy("uniform")
-class UniformStrategy(Strategy):
+class UniformStrategy(RankedStrategy):
     """A fresh random set each round, for each layer and KV head; the same on every run.
 
     Args:
@@ -21,12 +21,11 @@ class UniformStrategy(Strategy):
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
+    def rank(self, request: SelectionRequest) -> Tensor:
         """Rank keys by noise that depends on the seed and the round alone."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + request.round_index)
         shape = (request.lengths.shape[0], request.kv_heads, request.max_length)
-        noise = torch.rand(shape, generator=generator)
-        return request.keep_best(noise.to(request.lengths.device))
+        return torch.rand(shape, generator=generator).to(request.lengths.device)
 
     def __repr__(self) -> str:
         return f"UniformStrategy(seed={self.seed})"

@@ -34,9 +34,15 @@ def test_match_of_an_empty_draft_is_the_next_token():
     assert verdict.accepted == [0, 0] and verdict.next_tokens.tolist() == [4, 7]
 
 
+def test_rows_that_draft_less_are_matched_as_far_as_they_do():
+    draft = Draft(torch.tensor([[1, 2], [1, 2]]), lengths=torch.tensor([1, 0]))
+    verdict = match(draft, torch.tensor([[1, 2, 5], [1, 2, 5]]))
+    assert verdict.accepted == [1, 0] and verdict.next_tokens.tolist() == [2, 1]
+
+
 def test_the_registry_names_the_rules_and_the_contract_is_abstract():
-    assert ACCEPTANCE.names() == ["greedy", "gumbel", "rejection"]
-    with pytest.raises(UnknownNameError, match="greedy, gumbel, rejection"):
+    assert ACCEPTANCE.names() == ["block", "greedy", "gumbel", "rejection"]
+    with pytest.raises(UnknownNameError, match="block, greedy, gumbel, rejection"):
         ACCEPTANCE.get("best")
     with pytest.raises(TypeError, match="abstract"):
         AcceptanceRule()

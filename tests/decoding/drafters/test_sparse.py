@@ -50,7 +50,8 @@ def drafted(fakes):
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_each_step_sees_the_drafts_before_it(drafted, k):
     draft, history, process, q = drafted(GreedyRule(), k)
-    assert draft.k == k and draft.probs is None
+    assert draft.k == k and draft.probs is None and draft.lengths is None
+    assert draft.passes == [[i + 1] * 2 for i in range(k)]
     for row, (before, now) in enumerate(((1, 5), (5, 1))):
         for i in range(k):
             token = int(q[before, now].argmax())

@@ -79,13 +79,16 @@ def test_a_selection_keeps_every_rule(builders, name, rows, ties, seed):
 def test_rows_do_not_depend_on_their_neighbours(builders, name):
     if name == "uniform":
         pytest.skip("draws for the whole batch at once")
-    scores = torch.rand(3, 2, 40)
+    scores, keys, query = torch.rand(3, 2, 40), torch.randn(3, 2, 40, 4), torch.randn(3, 4, 4)
     rows = {"lengths": [40, 23, 31], "budgets": [9, 12, 7], "recent": [3, 1, 2]}
-    indices, _ = check(builders.request_of(**rows, sink=2, scores=scores), name)
+    given = {"scores": scores, "keys": keys, "query": query}
+    indices, _ = check(builders.request_of(**rows, sink=2, **given), name)
     for row in range(3):
         alone = {key: [value[row]] for key, value in rows.items()}
         length = rows["lengths"][row]
-        request = builders.request_of(**alone, sink=2, scores=scores[row : row + 1, :, :length])
+        own = {"query": query[row : row + 1]}
+        own |= {key: given[key][row : row + 1, :, :length] for key in ("scores", "keys")}
+        request = builders.request_of(**alone, sink=2, **own)
         one, count = check(request, name)
         n = int(count[0, 0])
         assert torch.equal(one[0, :, :n], indices[row, :, :n])
@@ -111,9 +114,10 @@ def test_scores_are_asked_for_if_and_only_if_they_are_needed(builders, name):
     assert same is not strategy.needs_scores
     if strategy.needs_scores:
         request = builders.request_of(**rows)
-        object.__setattr__(request, "scores", None)
+        for part in ("scores", "rows", "score_rows"):
+            object.__setattr__(request, part, None)
         with pytest.raises(ValueError, match="needs scores"):
-            strategy.select(request)
+            STRATEGIES.get(name)().select(request)
 
 
 def test_uniform_draws_anew_for_rounds_heads_and_seeds(builders):
@@ -168,9 +172,15 @@ def test_registering_what_cannot_be_registered(registered):
         register_strategy("every other")(Other)
     with pytest.raises(TypeError, match="must subclass"):
         register_strategy("a dict")(dict)
-    Other.refresh = "sometimes"
-    with pytest.raises(ValueError, match="'round' or 'step'"):
-        register_strategy("other")(Other)
+    for flags, message in (
+        ({"refresh": "sometimes"}, "'round' or 'step'"),
+        ({"needs_queries": True}, "needs_queries takes refresh='step'"),
+        ({"refresh": "step", "needs_row_scores": True}, "takes refresh='round'"),
+        ({"refresh_steps": (0,)}, "refresh_steps takes refresh='step'"),
+        ({"refresh": "step", "refresh_steps": (1, 2)}, "must hold 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            register_strategy("other")(type("Other", (Other,), flags))
     with pytest.raises(ValueError, match="non-empty"):
         register_strategy("")
     with pytest.raises(UnknownNameError, match="every other"):

@@ -1,0 +1,45 @@
+"""Value-aware scores: what a key adds to the output, not only how much attention it gets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pillarattn.modules.strategies.base import RankedStrategy, SelectionRequest, register_strategy
+from pillarattn.modules.strategies.history import PositionHistory
+
+
+@register_strategy("value_aware")
+class ValueAwareStrategy(RankedStrategy):
+    """Top-K of the pooled verify score times the length of the value vector, per KV head.
+
+    Leaving out key j changes the output by about `score_j * ||v_j - output||`. Each value is read
+    once: a committed one never changes, so its length is remembered.
+    """
+
+    needs_values = True
+
+    def __init__(self) -> None:
+        self._norms = PositionHistory()
+
+    def reset(self) -> None:
+        """Forget the lengths of the values."""
+        self._norms.clear()
+
+    def rank(self, request: SelectionRequest) -> Tensor:
+        """Rank keys by score times length of value."""
+        scores = self.given(request.scores, "scores")
+        return request.committed(scores.float()) * self._value_norms(request)
+
+    def _value_norms(self, request: SelectionRequest) -> Tensor:
+        known = self._norms.known_lengths(request)
+        norms = self._norms.read(request)
+        per_layer = torch.split(norms, norms.shape[0] // len(request.layers))
+        for place, (layer, own) in enumerate(zip(request.layers, per_layer, strict=True)):
+            values = self.given(layer.values, "values")
+            rows = len(own)
+            first = min(known[place * rows : (place + 1) * rows])
+            fresh = values[:, :, first : request.max_length].float()
+            own[:, :, first:] = torch.linalg.vector_norm(fresh, dim=-1)
+        self._norms.write(request, norms)
+        return request.committed(norms)
