@@ -1,5 +1,6 @@
 """Lossless sparse self-speculative decoding for Hugging Face causal language models."""
 
+from pillarattn import theory
 from pillarattn.config import PillarConfig
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.errors import UnsupportedModelError
@@ -24,5 +25,6 @@ __all__ = [
     "check_lossless",
     "patch",
     "register_strategy",
+    "theory",
     "unpatch",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG_NAME = "pillar_config.json"
-ACCEPTANCE_RULES = ("auto", "greedy", "rejection", "gumbel")
+ACCEPTANCE_RULES = ("auto", "greedy", "rejection", "block", "gumbel")
 KERNEL_CHOICES = ("auto", "reference", "triton")
 PARITY_CHOICES = ("default", "reference")
 
@@ -18,20 +18,33 @@ class PillarConfig:
     """Settings of a `SelfSpeculativeGenerator`.
 
     Attributes:
-        k: tokens drafted per round, >= 0; 0 is plain decoding.
+        k: tokens drafted per round at most, >= 0; 0 is plain decoding.
         s: share of the context that a draft step may read, 0 < s <= 1.
         strategy: which keys those are: a registered name or a `Strategy` object.
         min_budget: keys per row and KV head that a draft may always read, in tokens, >= 1.
         recent: newest tokens that every selection keeps, in tokens; counted inside the budget. A
             round's own tokens are always among them.
         sink: first tokens that every selection keeps, in tokens; counted inside the budget.
-        drafter: who proposes tokens: "sparse" (the model itself over selected keys).
-        acceptance: "greedy", "rejection" (exact law), "gumbel" (the same tokens as seeded plain
-            sampling), or "auto": greedy without sampling, gumbel with a `seed`, else rejection.
+        drafter: who proposes tokens: "sparse" (the model itself over selected keys), "ngram"
+            (prompt lookup), a `Drafter` object (`AssistantDrafter(small_model)`), or a chain of
+            them, cheapest first, where each judges the proposals of the one before it
+            (`["ngram", "sparse"]`).
+        inner_k: tokens that a lower level of a chain proposes at a time, >= 1.
+        draft_length: how many of the k tokens a round drafts: "constant" (all), "acceptance" (what
+            pays best at the recent acceptance), "confidence" (until the draft is unsure), or a
+            `DraftLength` object.
+        draft_share: what share of the context drafts read: "constant" (s), "acceptance" (more
+            where drafts fail, less where they hold), or a `DraftShare` object.
+        acceptance: "greedy", "rejection" (exact law), "block" (exact law, and accepts at least as
+            much), "gumbel" (the same tokens as seeded plain sampling), or "auto": greedy without
+            sampling, gumbel with a `seed`, else rejection.
         seed: key of the sampling noise; None draws from torch's global generator.
         kernels: "reference" (PyTorch), "triton", or "auto" (Triton where it exists and can run).
         parity: "reference" scores and selects exactly as the paper's code does (row limit too);
             "default" keeps every accepted row in fp32 and starts from the prompt's last rows.
+
+    A part with arguments can be written as `{"name": "confidence", "threshold": 0.3}`, which is
+    also what `to_dict` makes of an object.
 
     Raises:
         ValueError: a value is out of range; the message names the field and what is allowed.
@@ -43,7 +56,10 @@ class PillarConfig:
     min_budget: int = 128
     recent: int = 16
     sink: int = 4
-    drafter: str = "sparse"
+    drafter: Any = "sparse"
+    inner_k: int = 4
+    draft_length: Any = "constant"
+    draft_share: Any = "constant"
     acceptance: str = "auto"
     seed: int | None = None
     kernels: str = "auto"
@@ -54,6 +70,7 @@ class PillarConfig:
         _check_int("min_budget", self.min_budget, minimum=1)
         _check_int("recent", self.recent, minimum=0)
         _check_int("sink", self.sink, minimum=0)
+        _check_int("inner_k", self.inner_k, minimum=1)
         if isinstance(self.s, bool) or not isinstance(self.s, (int, float)) or not 0 < self.s <= 1:
             raise ValueError(f"s must be a number with 0 < s <= 1, got {self.s!r}")
         if self.seed is not None:
@@ -61,6 +78,18 @@ class PillarConfig:
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_choice("kernels", self.kernels, KERNEL_CHOICES)
         _check_choice("parity", self.parity, PARITY_CHOICES)
+        if isinstance(self.drafter, (list, tuple)):
+            object.__setattr__(self, "drafter", tuple(self.drafter))
+        levels = self.drafter if isinstance(self.drafter, tuple) else (self.drafter,)
+        for level in levels or (None,):
+            _check_part("drafter", level, method="draft")
+        _check_part("draft_length", self.draft_length, method="choose")
+        _check_part("draft_share", self.draft_share, method="choose")
+        if self.parity == "reference" and self.draft_share != "constant":
+            raise ValueError(
+                "parity='reference' reads a constant share, got "
+                f"draft_share={self.draft_share!r}; use parity='default' with other shares"
+            )
         name = getattr(self.strategy, "name", self.strategy)
         if self.parity == "reference" and name != "pillar":
             raise ValueError(
@@ -69,11 +98,8 @@ class PillarConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; a `Strategy` object becomes its registered name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        if not isinstance(self.strategy, str):
-            values["strategy"] = getattr(self.strategy, "name", "") or type(self.strategy).__name__
-        return values
+        """Return the fields as plain values; objects become their names, with their arguments."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> PillarConfig:
@@ -101,6 +127,27 @@ class PillarConfig:
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist; save_pretrained writes it")
         return cls.from_dict(json.loads(path.read_text()))
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return getattr(value, "name", "") or type(value).__name__
+
+
+def _check_part(name: str, value: object, *, method: str) -> None:
+    is_named = isinstance(value, str) or (isinstance(value, dict) and "name" in value)
+    if not is_named and (isinstance(value, type) or not hasattr(value, method)):
+        raise ValueError(
+            f"{name} must be a registered name, a dict with a 'name', or an object with a "
+            f"{method}() method, got {value!r}"
+        )
 
 
 def _check_int(name: str, value: object, *, minimum: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
@@ -81,16 +81,28 @@ class Draft:
 
     Attributes:
         tokens: `[B, k]` int64.
-        probs: `[B, k, V]` fp32, what each token was sampled from (None: greedy or seeded).
+        probs: `[B, k, V]`, what each token was sampled from (None: chosen without chance).
+        lengths: `[B]` int64, tokens that each row really proposes, 0..k; what follows them is
+            filler that no rule may accept. None: k in every row.
+        passes: one list a forward pass of the target that drafting took: by row, how many tokens
+            past the committed ones it had in the cache. Statistics count keys by it.
     """
 
     tokens: Tensor
     probs: Tensor | None = None
+    lengths: Tensor | None = None
+    passes: list[list[int]] = field(default_factory=list)
 
     @property
     def k(self) -> int:
-        """Tokens drafted per row."""
+        """Columns of the draft: tokens of the row that proposes most."""
         return int(self.tokens.shape[1])
+
+    def proposed(self) -> list[int]:
+        """Return how many tokens each row proposes; waits for the device if rows differ."""
+        if self.lengths is None:
+            return [self.k] * self.tokens.shape[0]
+        return [int(n) for n in self.lengths.tolist()]
 
 
 @dataclass
@@ -99,7 +111,8 @@ class Verdict:
 
     Attributes:
         accepted: one int a row, drafts accepted (0..k).
-        next_tokens: `[B]` int64, the token after the accepted drafts (recovered or bonus).
+        next_tokens: `[B]` int64, the token after the accepted drafts (recovered or bonus); -1
+            where no token is possible.
     """
 
     accepted: list[int]

@@ -16,7 +16,10 @@ OTHER_VALUES = {
     "min_budget": 1,
     "recent": 0,
     "sink": 0,
-    "drafter": "sparse",
+    "drafter": "ngram",
+    "inner_k": 2,
+    "draft_length": "acceptance",
+    "draft_share": "acceptance",
     "acceptance": "gumbel",
     "seed": 7,
     "kernels": "reference",
@@ -49,6 +52,12 @@ def test_the_defaults_are_those_of_the_documentation():
         ("seed", 0),
         ("acceptance", "greedy"),
         ("acceptance", "rejection"),
+        ("acceptance", "block"),
+        ("inner_k", 1),
+        ("drafter", {"name": "ngram", "max_ngram": 3}),
+        ("drafter", ("ngram", "sparse")),
+        ("draft_length", "confidence"),
+        ("draft_share", {"name": "acceptance", "target": 0.5}),
         ("acceptance", "gumbel"),
         ("kernels", "reference"),
         ("kernels", "triton"),
@@ -84,6 +93,15 @@ def test_a_value_at_the_edge_of_its_range_is_taken(field, value):
         ("sink", False),
         ("seed", -1),
         ("seed", 0.5),
+        ("inner_k", 0),
+        ("inner_k", "4"),
+        ("drafter", None),
+        ("drafter", 3),
+        ("drafter", {"max_ngram": 3}),
+        ("drafter", type("Drafter", (), {"draft": None})),
+        ("draft_length", 8),
+        ("draft_length", None),
+        ("draft_share", 0.1),
         ("acceptance", "typical"),
         ("acceptance", None),
         ("kernels", "cuda"),
@@ -99,7 +117,7 @@ def test_a_value_out_of_range_is_refused_by_name(field, value):
 @pytest.mark.parametrize(
     ("field", "allowed"),
     [
-        ("acceptance", ["auto", "greedy", "rejection", "gumbel"]),
+        ("acceptance", ["auto", "greedy", "rejection", "block", "gumbel"]),
         ("kernels", ["auto", "reference", "triton"]),
         ("parity", ["default", "reference"]),
     ],
@@ -113,6 +131,8 @@ def test_a_wrong_choice_lists_the_right_ones(field, allowed):
 def test_parity_with_the_paper_needs_its_strategy():
     with pytest.raises(ValueError, match="strategy='streaming'"):
         PillarConfig(parity="reference", strategy="streaming")
+    with pytest.raises(ValueError, match="constant share, got draft_share='acceptance'"):
+        PillarConfig(parity="reference", draft_share="acceptance")
 
 
 def test_it_is_frozen():
@@ -126,13 +146,16 @@ def test_equal_settings_are_equal():
 
 
 @pytest.mark.parametrize(
-    "values", [{}, OTHER_VALUES, {"parity": "reference"}], ids=["defaults", "all", "parity"]
+    "values",
+    [{}, OTHER_VALUES, {"parity": "reference"}, {"drafter": [{"name": "ngram"}, "sparse"]}],
+    ids=["defaults", "all", "parity", "chain"],
 )
 def test_a_dict_brings_every_field_back(values):
     config = PillarConfig(**values)
     stored = config.to_dict()
     assert set(stored) == {field.name for field in dataclasses.fields(PillarConfig)}
     assert PillarConfig.from_dict(stored) == config
+    assert json.loads(json.dumps(stored)) == stored
 
 
 @pytest.mark.parametrize("values", [{}, OTHER_VALUES], ids=["defaults", "all"])
@@ -147,6 +170,26 @@ def test_a_file_brings_every_field_back(values, tmp_path):
 
 def test_a_strategy_object_is_stored_by_its_name():
     assert PillarConfig(strategy=Named()).to_dict()["strategy"] == "mine"
+
+
+def test_a_chain_is_a_sequence_of_drafters():
+    config = PillarConfig(drafter=["ngram", "sparse"])
+    assert config.drafter == ("ngram", "sparse") and hash(config) is not None
+    assert config.to_dict()["drafter"] == ["ngram", "sparse"]
+    for bad in ([], ["ngram", 3]):
+        with pytest.raises(ValueError, match=r"^drafter must be"):
+            PillarConfig(drafter=bad)
+
+
+def test_a_part_that_says_how_is_stored_with_its_arguments():
+    class Length:
+        def choose(self, k):
+            return k
+
+        def to_dict(self):
+            return {"name": "mine", "x": 1}
+
+    assert PillarConfig(draft_length=Length()).to_dict()["draft_length"] == {"name": "mine", "x": 1}
 
 
 def test_an_unknown_key_is_refused_by_name_with_the_known_ones():

@@ -1,7 +1,8 @@
 """The promise: whatever is drafted, the output is what an untouched model gives by itself.
 
-Every registered strategy is covered by being registered. Guards keep the tests from being vacuous:
-some round must emit several tokens at once, and some draft must be rejected.
+Every registered strategy is covered by being registered; drafters, chains and rules that sample
+exactly are listed. Guards keep the tests from being vacuous: some round must emit several tokens at
+once, and some draft must be rejected.
 """
 
 from __future__ import annotations
@@ -134,6 +135,67 @@ def test_seeded_samples_are_those_of_seeded_plain_sampling(world, strategy, name
     assert accepted > 0
     if strategy in ("pillar", "streaming", "uniform"):
         assert accepted < drafted
+
+
+DRAFTERS = ["ngram", ("ngram", "sparse")]
+DRAFTER_CELLS = [
+    (drafter, family, ("single", "ragged")[(i + j) % 2], (1, 4, 8)[(i + j) % 3])
+    for i, drafter in enumerate(DRAFTERS)
+    for j, family in enumerate(("llama", "mistral", "gemma2", "gpt2", "mixtral"))
+]
+
+
+@pytest.mark.parametrize(("drafter", "family", "name", "k"), DRAFTER_CELLS)
+def test_every_drafter_gives_plain_decodings_output(world, drafter, family, name, k):
+    patched, outputs = world(family)
+    pillar = pillarattn.SelfSpeculativeGenerator(k=k, drafter=drafter, inner_k=2, **SPARSE)
+    assert decode(patched, name, pillar) == outputs[name]
+    stats = pillar.stats
+    assert stats.emitted == len(outputs[name]) * (NEW - 1)
+    assert stats.accepted < stats.drafted
+    if drafter == "ngram":
+        assert stats.keys_read == stats.draft_steps == 0
+        return
+    # A chain's drafts are its last level's own.
+    alone = pillarattn.SelfSpeculativeGenerator(k=k, **SPARSE)
+    decode(patched, name, alone)
+    assert stats.accepted_per_round == alone.stats.accepted_per_round
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_seeded_samples_of_every_drafter(world, drafter):
+    patched, _ = world("qwen2")
+    sampling = {"do_sample": True, "temperature": 0.8, "top_k": 5}
+    wanted = decode(patched, "ragged", pillarattn.SelfSpeculativeGenerator(k=0, seed=7), **sampling)
+    pillar = pillarattn.SelfSpeculativeGenerator(k=4, seed=7, drafter=drafter, **SPARSE)
+    assert decode(patched, "ragged", pillar, **sampling) == wanted
+    assert 0 < pillar.stats.accepted < pillar.stats.drafted
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+@pytest.mark.parametrize("drafter", ["sparse", *DRAFTERS])
+@torch.no_grad()
+def test_samples_follow_the_models_law(world, acceptance, drafter):
+    """500 rows of one prompt, and a chi-square test of the two tokens that rounds emit."""
+    patched, _ = world("llama")
+    ids = prompts()["single"]["input_ids"].repeat(500, 1)
+    pillar = pillarattn.SelfSpeculativeGenerator(
+        k=3, acceptance=acceptance, drafter=drafter, **{**SPARSE, "s": 0.6}
+    )
+    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 3, "max_new_tokens": 3}
+    out = patched.generate(ids, assistant=pillar, **sampling)
+    assert pillar.stats.drafted > 0
+    for place in (ids.shape[1] + 1, ids.shape[1] + 2):
+        prefixes, counts = out[:, :place].unique(dim=0, return_counts=True)
+        logits = patched(prefixes).logits[:, -1] / 0.7
+        kept = logits.topk(3).values[:, -1:]
+        laws = logits.masked_fill(logits < kept, float("-inf")).softmax(-1)
+        expected = (laws * counts.unsqueeze(-1)).sum(0)
+        seen = out[:, place].bincount(minlength=97)
+        assert int(seen[expected == 0].sum()) == 0
+        common = expected > 5
+        chi = ((seen - expected) ** 2 / expected)[common].sum()
+        assert torch.special.gammaincc(common.sum() / 2, chi / 2) > 1e-3
 
 
 @pytest.mark.parametrize("distance", [-1, 0, 1])

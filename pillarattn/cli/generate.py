@@ -85,23 +85,13 @@ def generate(
         assistant = SelfSpeculativeGenerator(
             k=k, s=s, strategy=strategy, min_budget=min_budget, seed=seed
         )
-        wanted = DEMO_STRATEGIES if strategies is None and demo else strategies or ""
-        names = [name.strip() for name in wanted.split(",") if name.strip()]
-        for name in names:
-            STRATEGIES.get(name)
+        names = _strategies_to_measure(strategies, demo)
         text = _given_prompt(prompt, prompt_file, demo)
         where, _ = resolve_device(device), resolve_dtype(dtype)
         _header(console, model, str(where), dtype, assistant)
-        with console.status("loading"):
-            _plain_line(console, "Loading the model ...")
-            loaded, tokenizer = load_model(model, device=str(where), dtype=dtype)
-            patch(loaded)
-        if text is None:
-            text = worked_maths(prompt_tokens, tokenizer)
-        inputs = tokenizer(text, return_tensors="pt").to(where)
-        if not inputs["input_ids"].numel():
-            raise ValueError("the prompt has no tokens; give some text")
-        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        loaded, tokenizer = _load(console, model, device=str(where), dtype=dtype)
+        text = worked_maths(prompt_tokens, tokenizer) if text is None else text
+        inputs = _tokenized(tokenizer, text, where)
     # Past this point a ValueError is a bug of ours, except for those that name an option.
     console.print(f"Prompt: {inputs['input_ids'].shape[1]} tokens. It ends with:")
     console.print(_tail(text), style="dim", markup=False)
@@ -109,24 +99,36 @@ def generate(
     if temperature > 0:
         options["temperature"] = temperature
     result = _compare(console, loaded, tokenizer, inputs, assistant, max_new_tokens, plain, options)
-    records: list[dict[str, Any]] = []
-    if names:
-        console.print(f"\nMeasuring acceptance: {', '.join(names)} ...")
-        records = strategy_acceptance(
-            loaded,
-            inputs,
-            assistant.config,
-            names,
-            max_new_tokens=min(STRATEGY_TOKENS, max_new_tokens),
-        )
-    console.print()
-    show_comparison(console, result, strategy)
-    if records:
-        show_strategies(console, records)
-    show_verdict(console, result)
+    records = _measure(console, loaded, inputs, assistant, names, max_new_tokens)
+    _show(console, result, records, strategy)
     record = {"schema": SCHEMA, "command": "generate", "model": model, "dtype": dtype}
     record |= {"temperature": temperature, **result.to_dict(), "strategies": records}
     write_json(record | {"text": tokenizer.decode(result.tokens)}, json_to)
+
+
+def _strategies_to_measure(strategies: str | None, demo: bool) -> list[str]:
+    """Return the names that the user listed, or the demo's own."""
+    wanted = DEMO_STRATEGIES if strategies is None and demo else strategies or ""
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    for name in names:
+        STRATEGIES.get(name)
+    return names
+
+
+def _load(console: Console, model: str, *, device: str, dtype: str) -> tuple[Any, Any]:
+    """Return the model, patched, and its tokenizer."""
+    with console.status("loading"):
+        _plain_line(console, "Loading the model ...")
+        loaded, tokenizer = load_model(model, device=device, dtype=dtype)
+        return patch(loaded), tokenizer
+
+
+def _tokenized(tokenizer: Any, text: str, device: Any) -> dict[str, Any]:
+    """Return the prompt as `generate` takes it."""
+    inputs = tokenizer(text, return_tensors="pt").to(device)
+    if not inputs["input_ids"].numel():
+        raise ValueError("the prompt has no tokens; give some text")
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}
 
 
 def _compare(
@@ -154,6 +156,37 @@ def _compare(
         streamer_for=streamer_for,
         **options,
     )
+
+
+def _measure(
+    console: Console,
+    model: Any,
+    inputs: dict[str, Any],
+    assistant: SelfSpeculativeGenerator,
+    names: list[str],
+    max_new_tokens: int,
+) -> list[dict[str, Any]]:
+    """Return the acceptance of each strategy on the same text."""
+    if not names:
+        return []
+    console.print(f"\nMeasuring acceptance: {', '.join(names)} ...")
+    return strategy_acceptance(
+        model,
+        inputs,
+        assistant.config,
+        names,
+        max_new_tokens=min(STRATEGY_TOKENS, max_new_tokens),
+    )
+
+
+def _show(
+    console: Console, result: Comparison, records: list[dict[str, Any]], strategy: str
+) -> None:
+    console.print()
+    show_comparison(console, result, strategy)
+    if records:
+        show_strategies(console, records)
+    show_verdict(console, result)
 
 
 def _check_numbers(max_new_tokens: int, prompt_tokens: int, temperature: float) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pillarattn import __version__
+from pillarattn.cli.bench import bench
 from pillarattn.cli.generate import generate
 from pillarattn.cli.info import info
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate)
 app.command("info")(info)
+app.add_typer(bench)
 
 
 def _version(wanted: bool) -> None:

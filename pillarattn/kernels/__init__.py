@@ -4,13 +4,19 @@ from pillarattn.kernels.draft_attention import draft_attention
 from pillarattn.kernels.kv_append import kv_append
 from pillarattn.kernels.rejection_sample import rejection_sample
 from pillarattn.kernels.topk_select import topk_select
-from pillarattn.kernels.verify_attention import attention_scores, pool_rows, verify_attention
+from pillarattn.kernels.verify_attention import (
+    attention_scores,
+    pool_rows,
+    pooled_attention,
+    verify_attention,
+)
 
 __all__ = [
     "attention_scores",
     "draft_attention",
     "kv_append",
     "pool_rows",
+    "pooled_attention",
     "rejection_sample",
     "topk_select",
     "verify_attention",

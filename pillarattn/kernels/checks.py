@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 INTEGERS = (torch.int32, torch.int64)
+MAX_HEAD_DIM = 256
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...], letters: str) -> None:
@@ -104,3 +105,21 @@ def check_attention_inputs(
     check_at_least("window", window, 1)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be None or a number > 0, got {softcap!r}")
+
+
+def triton_attention_limits(
+    query: Tensor, keys: Tensor, values: Tensor | None, *, scale: float
+) -> str | None:
+    """Return what of these arguments the Triton attention kernels do not take, or None."""
+    if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"{query.dtype} (it takes fp16, bf16 and fp32)"
+    tensors = {"query": query, "keys": keys, "values": values}
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not 1 <= tensor.shape[-1] <= MAX_HEAD_DIM:
+            return f"a head dim of {tensor.shape[-1]} (it takes 1..{MAX_HEAD_DIM})"
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            return f"{name} whose last dimension is strided by {tensor.stride(-1)} (it takes 1)"
+    # The running maximum is taken before the scale.
+    return None if scale > 0 else f"a scale of {scale} (it takes scales > 0)"

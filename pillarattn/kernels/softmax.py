@@ -40,3 +40,24 @@ def attention_probabilities(
         # Only a mask over all columns can hide a whole row, whose softmax is 0/0.
         probabilities = probabilities.masked_fill(~visible.any(-1, keepdim=True), 0.0)
     return probabilities
+
+
+def log_sum_exp(
+    logits: Tensor, *, visible: Tensor | None, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Return the natural log-sum-exps `[B, Hkv, G, Q]` that `attention_probabilities` divides by.
+
+    The arguments are its own; `logits` stay as they are. A row that sees nothing gets -inf.
+    """
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if visible is not None:
+        hidden = torch.nn.functional.pad(
+            ~visible, (logits.shape[-1] - visible.shape[-1], 0), value=False
+        )
+        logits = logits.masked_fill(hidden, float("-inf"))
+    total = logits.logsumexp(-1)
+    if sinks is None:
+        return total
+    heads = sinks.to(logits.dtype).view(logits.shape[1], logits.shape[2], 1)
+    return torch.where(total == float("-inf"), total, torch.logaddexp(total, heads))

@@ -26,6 +26,7 @@ from pillarattn.patch.compat import (
     decode_context,
     decoder_output,
 )
+from pillarattn.patch.dead_ends import DeadEnds
 from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.logits import ProcessorRule
 from pillarattn.patch.options import check_generation_config, check_processors, check_prompt
@@ -93,11 +94,13 @@ def decode(
         returns_cache=wants_dict or is_users,
     )
     target.lockstep |= lockstep
+    dead_ends = DeadEnds()
     outcome, recorder = _outcome(
         input_ids,
         stopping_criteria,
         generation_config,
         streamer,
+        dead_ends,
         scratch=k + 1,
         keep_padding=wants_dict or is_users,
     )
@@ -109,13 +112,15 @@ def decode(
         target=target,
         drafter=drafter,
         rule=rule,
-        process=ProcessorRule(logits_processor),
+        process=ProcessorRule(logits_processor, dead_ends),
         selector=generator.new_selector(),
         history=outcome.history,
         outcome=outcome,
         recorder=recorder,
         stats=GenerationStats(),
         k=k,
+        draft_length=generator.new_draft_length(),
+        draft_share=generator.new_draft_share(),
         **_parity_options(generator, model),
     )
     result = _run(run, model, generator)
@@ -218,6 +223,7 @@ def _outcome(
     stopping_criteria: Any,
     generation_config: Any,
     streamer: Any,
+    dead_ends: DeadEnds,
     *,
     scratch: int,
     keep_padding: bool,
@@ -238,6 +244,7 @@ def _outcome(
         pad_token=pad_token,
         recorder=recorder,
         prompt_length=history.prompt_length,
+        dead_ends=dead_ends,
     )
     outcome = Outcome(
         history,

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from transformers import EncoderDecoderCache, GenerationConfig
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
@@ -183,6 +182,9 @@ def _refuse(name: str, value: Any, reason: str, instead: Any) -> None:
 
 def _is_sharded(model: Any) -> bool:
     """Whether a forward pass gathers weights from other ranks."""
+    # Some builds of torch have no distributed part; with several ranks it is there.
+    from torch.distributed.fsdp import FSDPModule
+
     return (
         is_deepspeed_zero3_enabled()
         or is_fsdp_managed_module(model)

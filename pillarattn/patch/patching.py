@@ -14,6 +14,7 @@ from pillarattn.patch.generate import PatchedGenerate
 from pillarattn.patch.preflight import preflight as run_preflight
 from pillarattn.patch.record import RECORD, PatchRecord
 from pillarattn.patch.support import check, dense_reason, describe
+from pillarattn.patch.wrappers import inner_model
 
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -25,7 +26,8 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
     type and what it computes without an assistant stay as they are. Twice only sets `kernels`.
 
     Args:
-        model: any decoder-only `AutoModelForCausalLM`.
+        model: any decoder-only `AutoModelForCausalLM`; inside a PEFT wrapper or a `torch.compile`d
+            one, the model in there is prepared.
         kernels: "auto", "reference" (PyTorch) or "triton".
         preflight: run the model on a few random tokens first. Where blocks of tokens over selected
             keys do not give what single steps give, the model keeps its own attention and cache;
@@ -40,6 +42,11 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
         raise ValueError(
             f"kernels must be one of {', '.join(map(repr, KERNEL_CHOICES))}, got {kernels!r}"
         )
+    inner = inner_model(model)
+    if inner is not model:
+        # A wrapper's `generate` calls that of the model inside.
+        patch(inner, kernels=kernels, preflight=preflight)
+        return model
     if is_patched(model):
         getattr(model, RECORD).kernels = kernels
         return model
@@ -72,15 +79,16 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
 
 def unpatch(model: M) -> M:
     """Undo `patch`: the model's configs, `generate` and attribute names are what they were."""
-    record = getattr(model, RECORD, None)
+    inner = inner_model(model)
+    record = getattr(inner, RECORD, None)
     if record is not None:
-        _restore(model, record)
+        _restore(inner, record)
     return model
 
 
 def is_patched(model: Any) -> bool:
-    """Whether `patch` has prepared this very object."""
-    return RECORD in getattr(model, "__dict__", {})
+    """Whether `patch` has prepared this very object, or the model inside this wrapper."""
+    return RECORD in getattr(inner_model(model), "__dict__", {})
 
 
 def _own_configs(model: PreTrainedModel) -> list[tuple[Any, Any]]:

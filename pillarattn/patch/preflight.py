@@ -19,6 +19,7 @@ from pillarattn.patch.preflight_passes import (
     sparse_blocks,
 )
 from pillarattn.patch.support import field
+from pillarattn.patch.wrappers import own_code, weights_device
 
 if TYPE_CHECKING:
     from pillarattn.patch.record import PatchRecord
@@ -51,13 +52,13 @@ def preflight(model: PreTrainedModel, record: PatchRecord) -> None:
     Raises:
         UnsupportedModelError: both differ, with the measured gap, or the model runs no block.
     """
-    device = model.get_input_embeddings().weight.device
+    device = weights_device(model)
     if device.type == "meta":
         return
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.train(False)
-        with torch.no_grad():
+        with torch.no_grad(), own_code(model):
             ids = _random_ids(model, device)
             plain = _guarded(model, lambda: plain_steps(model, ids))
             if record.dense_reason is None:

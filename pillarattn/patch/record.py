@@ -13,6 +13,7 @@ from pillarattn.patch.attention_function import register
 from pillarattn.patch.compat import PreTrainedModel
 from pillarattn.patch.decode import decode
 from pillarattn.patch.support import SUPPORTED_ATTENTION
+from pillarattn.patch.wrappers import own_code
 
 RECORD = "pillarattn_record"
 # Guards the counters of all records: they change once a generation, and a lock cannot be pickled.
@@ -74,7 +75,7 @@ class PatchRecord:
                 "caches latents that they are made of; use a strategy that ranks by scores or by "
                 "position, such as 'pillar' or 'streaming'"
             )
-        with self.active() if sparse else nullcontext():
+        with self.active() if sparse else nullcontext(), own_code(model):
             return decode(
                 generator,
                 model,

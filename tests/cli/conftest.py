@@ -21,3 +21,15 @@ def tiny_checkpoint(tmp_path_factory, tiny_model) -> Path:
     fast.save_pretrained(folder)
     tiny_model("llama").save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def byte_checkpoint(tmp_path_factory) -> Path:
+    """Return a folder with a tiny random Llama that reads bytes, so that any text will do."""
+    from pillarattn.evaluation.notebook_model import notebook_model
+
+    folder = tmp_path_factory.mktemp("bytes")
+    model, tokenizer = notebook_model(tiny=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -51,9 +51,45 @@ def test_choice(table, op, name, tensors, want) -> None:
         ("none", "auto", [CPU], "unknown op 'none'; choose one of both, one"),
     ],
 )
-def test_refusal(table, op, name, tensors, message) -> None:
+def test_refusal(table, monkeypatch, op, name, tensors, message) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=message):
         dispatch.choose(op, name, *tensors)
+
+
+def test_what_triton_cannot_take_goes_to_the_reference(table) -> None:
+    reason = "float64 (it takes fp16)"
+    assert dispatch.choose("both", "auto", CUDA, unsupported=reason) is plain
+    assert dispatch.choose("both", "reference", CUDA, unsupported=reason) is plain
+    with pytest.raises(ValueError, match=r"of both does not take float64 .* or pass 'reference'"):
+        dispatch.choose("both", "triton", CUDA, unsupported=reason)
+
+
+def test_gradients_go_to_the_reference(table) -> None:
+    needs = SimpleNamespace(is_cuda=True, device="cuda:0", requires_grad=True)
+    assert dispatch.choose("both", "auto", needs) is plain
+    with pytest.raises(ValueError, match="no backward pass"):
+        dispatch.choose("both", "triton", needs)
+    with torch.no_grad():
+        assert dispatch.choose("both", "auto", needs) is fast
+
+
+def test_the_interpreter_takes_cpu_tensors_only_when_asked(table, monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert dispatch.choose("both", "triton", CPU) is fast
+    assert dispatch.choose("both", "auto", CPU) is plain
+
+
+def test_a_named_function_is_imported_when_chosen(table, monkeypatch) -> None:
+    dispatch.register("one", "triton", "os.path:join")
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
+    assert dispatch.choose("one", "auto", CUDA) is plain
+    with pytest.raises(ValueError, match=r"install pillarattn\[triton\]"):
+        dispatch.choose("one", "triton", CUDA)
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: name)
+    import os
+
+    assert dispatch.choose("one", "auto", CUDA) is os.path.join
 
 
 def test_register(table) -> None:
@@ -71,6 +107,7 @@ def test_every_op_has_a_reference() -> None:
         "attention_scores",
         "draft_attention",
         "kv_append",
+        "pooled_attention",
         "rejection_sample",
         "topk_select",
         "verify_attention",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
 import pillarattn
 from pillarattn.patch.compat import cache_keyword
@@ -151,3 +152,65 @@ def test_an_error_in_one_thread_leaves_the_other_alone(pair, prompt, drafting):
 
     assert together(breaks, goes_on)[1] == want
     assert model.config._attn_implementation == plain.config._attn_implementation
+
+
+@pytest.mark.xfail(strict=True, reason="the switch to a model's own code is one for the process")
+def test_the_compiler_is_as_it_was_whichever_thread_ends_first(tiny_model, prompt, drafting):
+    """The thread that began first ends first, while another compiled model still speculates."""
+    first_began, second_began, first_ended = (threading.Event() for _ in range(3))
+
+    # The first put is the prompt's, before anything runs; the second is a token's.
+    class First(InStep):
+        def put(self, value):
+            self.tokens.append(value)
+            if len(self.tokens) == 2:
+                first_began.set()
+                assert second_began.wait(30)
+
+    class Second(InStep):
+        def put(self, value):
+            self.tokens.append(value)
+            if len(self.tokens) == 2:
+                second_began.set()
+                assert first_ended.wait(30)
+
+    def refuses(graph, inputs):
+        raise RuntimeError("compiled while it speculates")
+
+    models = [tiny_model("llama", num_hidden_layers=1) for _ in range(2)]
+    want = models[0].generate(prompt(1, 12), **NEW).tolist()
+    for model in models:
+        pillarattn.patch(model)
+        model.compile(backend=refuses)
+    results = {}
+
+    def work(number, streamer):
+        if number:
+            assert first_began.wait(30)
+        results[number] = (
+            models[number]
+            .generate(prompt(1, 12), **NEW, assistant=drafting(), streamer=streamer)
+            .tolist()
+        )
+        if number == 0:
+            first_ended.set()
+
+    threads = [
+        threading.Thread(target=work, args=(0, First(None))),
+        threading.Thread(target=work, args=(1, Second(None))),
+    ]
+    torch._dynamo.reset()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert results == {0: want, 1: want}
+        graphs = []
+        compiled = torch.compile(
+            lambda x: x + 1, backend=lambda graph, _: graphs.append(1) or graph.forward
+        )
+        assert compiled(torch.zeros(2)).tolist() == [1, 1]
+        assert graphs, "nothing is compiled any more, anywhere in the process"
+    finally:
+        torch.compiler.set_stance("default")

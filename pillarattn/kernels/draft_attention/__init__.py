@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pillarattn.kernels.checks import check_attention_inputs, check_integers, check_one_device
+from pillarattn.kernels.checks import (
+    check_attention_inputs,
+    check_integers,
+    check_one_device,
+    check_shape,
+    triton_attention_limits,
+)
 from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.draft_attention import reference
 
 register("draft_attention", "reference", reference.draft_attention)
+register(
+    "draft_attention", "triton", "pillarattn.kernels.draft_attention.triton_kernel:draft_attention"
+)
 
 
 def draft_attention(
@@ -24,6 +33,7 @@ def draft_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    lse: Tensor | None = None,
     implementation: str = "auto",
 ) -> Tensor:
     """Attend from the newest token of each row to its selected keys and everything after them.
@@ -43,6 +53,8 @@ def draft_attention(
         window: read only positions > lengths - 1 - window; None is no window.
         softcap: logits become softcap * tanh(logits / softcap); None is no cap.
         sinks: `[Hq]` or None, logits that take a share of the softmax and have no value.
+        lse: `[B, Hq, 1]` fp32 or None: written, the natural log-sum-exp of each head's logits and
+            sink, -inf where nothing is read; verify scores can be normalised by it.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Returns:
@@ -65,8 +77,18 @@ def draft_attention(
     check_integers("indices", indices, (batch, kv_heads, None), "[B, Hkv, N]")
     check_integers("counts", counts, (batch, kv_heads), "[B, Hkv]")
     check_integers("tail_start", tail_start, (batch,), "[B]")
-    check_one_device(query=query, indices=indices, counts=counts, tail_start=tail_start)
-    compute = choose("draft_attention", implementation, query, keys, values)
+    check_one_device(query=query, indices=indices, counts=counts, tail_start=tail_start, lse=lse)
+    if lse is not None:
+        check_shape("lse", lse, (batch, query.shape[1], 1), "[B, Hq, 1]")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    compute = choose(
+        "draft_attention",
+        implementation,
+        query,
+        keys,
+        values,
+        unsupported=triton_attention_limits(query, keys, values, scale=scale),
+    )
     out: Tensor = compute(
         query,
         keys,
@@ -75,9 +97,10 @@ def draft_attention(
         counts=counts,
         tail_start=tail_start,
         lengths=lengths,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale,
         window=window,
         softcap=softcap,
         sinks=sinks,
+        lse=lse,
     )
     return out

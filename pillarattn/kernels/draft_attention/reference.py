@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pillarattn.kernels.softmax import accumulation_dtype, attention_probabilities
+from pillarattn.kernels.softmax import accumulation_dtype, attention_probabilities, log_sum_exp
 
 
 def draft_attention(
@@ -23,6 +23,7 @@ def draft_attention(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Compute `kernels.draft_attention`; the copies it makes hold N + tail rows, never S."""
     batch, query_heads, _, dim = query.shape
@@ -47,6 +48,8 @@ def draft_attention(
         visible = visible[:, :, None, None]
     rows = (query.to(dtype) * scale).reshape(batch, kv_heads, -1, dim)
     logits = (rows @ near_keys.transpose(-1, -2)).unsqueeze(-2)
+    if lse is not None:
+        lse.copy_(log_sum_exp(logits, visible=visible, softcap=softcap, sinks=sinks).flatten(1, 2))
     probabilities = attention_probabilities(logits, visible=visible, softcap=softcap, sinks=sinks)
     out = probabilities.squeeze(-2) @ near_values
     return out.reshape(batch, query_heads, 1, values.shape[3]).to(query.dtype)

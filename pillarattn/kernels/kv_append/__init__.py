@@ -16,10 +16,17 @@ from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.kv_append import reference
 
 register("kv_append", "reference", reference.kv_append)
+register("kv_append", "triton", "pillarattn.kernels.kv_append.triton_kernel:kv_append")
 
 
 def kv_append(
-    keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, *, positions: int | Tensor
+    keys: Tensor,
+    values: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    *,
+    positions: int | Tensor,
+    implementation: str = "auto",
 ) -> None:
     """Write Q new tokens of each row into `keys` and `values`, which are mutated and never moved.
 
@@ -29,10 +36,12 @@ def kv_append(
         new_keys: `[B, Hkv, Q, D]` in the buffers' dtype.
         new_values: `[B, Hkv, Q, Dv]`.
         positions: where the first new token of each row goes: one int for all rows, or `[B]`.
+        implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Raises:
         ValueError: a shape, dtype or device is wrong, or the tokens do not fit. A CUDA tensor of
-            positions is not read, so that its caller answers for the capacity.
+            positions is not read, so that its caller answers for the capacity; Triton leaves out
+            the tokens that do not fit.
     """
     check_shape("keys", keys, (None,) * 4, "[B, Hkv, C, D]")
     check_shape("values", values, (*keys.shape[:3], None), "[B, Hkv, C, Dv]")
@@ -53,5 +62,11 @@ def kv_append(
             f"{queries} new tokens at position {positions} do not fit a buffer of {capacity}; "
             "allocate a larger cache"
         )
+    named = {"keys": keys, "values": values, "new_keys": new_keys, "new_values": new_values}
+    unsupported = None
+    for name, tensor in named.items():
+        if tensor.shape[3] > 1 and tensor.stride(3) != 1:
+            unsupported = f"{name} whose last dimension is strided by {tensor.stride(3)}"
     with torch.no_grad():
-        choose("kv_append", "auto", keys)(keys, values, new_keys, new_values, positions=positions)
+        compute = choose("kv_append", implementation, *named.values(), unsupported=unsupported)
+        compute(keys, values, new_keys, new_values, positions=positions)

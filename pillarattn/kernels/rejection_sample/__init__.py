@@ -17,6 +17,7 @@ def rejection_sample(
     target_probs: Tensor,
     *,
     draft_probs: Tensor | None = None,
+    draft_lengths: Tensor | None = None,
     uniforms: Tensor | None = None,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -24,19 +25,22 @@ def rejection_sample(
     """Accept a leading part of the draft and sample the token after it, losslessly.
 
     Draft d_i is accepted with probability min(1, p_i(d_i) / q_i(d_i)). The first one rejected is
-    replaced by a sample of max(p_i - q_i, 0), normalised; after k accepted, the last distribution
-    gives one more token.
+    replaced by a sample of max(p_i - q_i, 0), normalised; if none is, the distribution after the
+    draft gives one more token.
 
     Args:
         draft_tokens: `[B, k]` int64, k >= 0, each sampled from its row of `draft_probs`.
-        target_probs: `[B, k + 1, V]`, p, each row summing to 1.
+        target_probs: `[B, k + 1, V]`, p, each row summing to 1, or NaN where no token is possible:
+            nothing is accepted there.
         draft_probs: `[B, k, V]`, q; None if the drafts are point masses (q is 1 at the draft).
+        draft_lengths: `[B]` int64, tokens that each row drafted, 0..k; None: k in every row.
         uniforms: `[B, k]` fp64 in [0, 1); drawn if None.
         noise: `[B, V]` Exp(1); drawn in fp64 if None. One a row is enough: a row uses it once.
         generator: source of both draws; None is torch's global one.
 
     Returns:
-        accepted `[B]` int64, 0..k; next_tokens `[B]` int64.
+        accepted `[B]` int64, 0..draft_lengths; next_tokens `[B]` int64, -1 where the law is NaN
+        or 0 everywhere.
 
     Raises:
         ValueError: a shape, dtype or device is wrong.
@@ -53,6 +57,8 @@ def rejection_sample(
     if draft_probs is not None:
         check_shape("draft_probs", draft_probs, (batch, k, vocabulary), "[B, k, V]")
         check_floating(draft_probs=draft_probs)
+    if draft_lengths is not None:
+        check_shape("draft_lengths", draft_lengths, (batch,), "[B]")
     device = target_probs.device
     if uniforms is None:
         uniforms = torch.rand(batch, k, dtype=torch.float64, device=device, generator=generator)
@@ -68,11 +74,17 @@ def rejection_sample(
         draft_tokens=draft_tokens,
         target_probs=target_probs,
         draft_probs=draft_probs,
+        draft_lengths=draft_lengths,
         uniforms=uniforms,
         noise=noise,
     )
     sample = choose("rejection_sample", "auto", target_probs)
     verdict: tuple[Tensor, Tensor] = sample(
-        draft_tokens, target_probs, draft_probs=draft_probs, uniforms=uniforms, noise=noise
+        draft_tokens,
+        target_probs,
+        draft_probs=draft_probs,
+        draft_lengths=draft_lengths,
+        uniforms=uniforms,
+        noise=noise,
     )
     return verdict

@@ -11,6 +11,7 @@ def rejection_sample(
     target_probs: Tensor,
     *,
     draft_probs: Tensor | None,
+    draft_lengths: Tensor | None,
     uniforms: Tensor,
     noise: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -25,11 +26,15 @@ def rejection_sample(
     # Strict, and without the quotient: a token of no target mass is rejected even at u = 0.
     accept = (target > uniforms.double() * draft) & (draft > 0)
     accepted = accept.long().cumprod(dim=-1).sum(dim=-1)
+    ends: Tensor | int = k
+    if draft_lengths is not None:
+        ends = draft_lengths
+        accepted = accepted.minimum(draft_lengths)
 
     rows = torch.arange(batch, device=target_probs.device)
     last = target_probs[rows, accepted].double()
     if k:
-        rejected = (accepted < k).unsqueeze(-1)
+        rejected = (accepted < ends).unsqueeze(-1)
         place = accepted.clamp_max(k - 1)
         if draft_probs is None:
             residual = last.scatter(-1, draft_tokens[rows, place].unsqueeze(-1), 0.0)
@@ -40,4 +45,5 @@ def rejection_sample(
         last = torch.where(rejected, residual, last)
     # The smallest of exponentials with these rates. A rate of 0 never wins, even over noise of 0.
     race = torch.where(last > 0, last / noise.double(), -1.0)
-    return accepted, race.argmax(dim=-1)
+    best, token = race.max(dim=-1)
+    return accepted, token.masked_fill(best < 0, -1)

@@ -16,6 +16,7 @@ from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.topk_select import reference
 
 register("topk_select", "reference", reference.topk_select)
+register("topk_select", "triton", "pillarattn.kernels.topk_select.triton_kernel:topk_select")
 
 SCORE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -28,6 +29,7 @@ def topk_select(
     recent: Tensor,
     sink: int = 0,
     starts: Tensor | None = None,
+    capacity: int | None = None,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Keep positions of each row and KV head: the newest, the first, and the Top-K of the others.
@@ -44,11 +46,13 @@ def topk_select(
         recent: `[R]`, newest positions that are kept, counted inside the budget.
         sink: first positions that are kept, counted inside the budget after `recent`.
         starts: `[R]`, first position that a row may keep (a window's); None is 0.
+        capacity: width of the result, which then needs no host read of the counts (a CUDA graph
+            cannot hold one); budgets above it are cut to it. None: the largest count.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Returns:
-        indices `[R, Hkv, max(counts)]` int32, ascending, 0 past the counts; and counts `[R, Hkv]`
-        int32.
+        indices `[R, Hkv, max(counts)]` (or `capacity`) int32, ascending, 0 past the counts; and
+        counts `[R, Hkv]` int32.
 
     Raises:
         ValueError: a shape, dtype, device, `sink` or (on the CPU) length is wrong.
@@ -69,8 +73,15 @@ def topk_select(
     for name in ("budgets", "recent", "starts"):
         check_values(name, named[name], minimum=0, maximum=torch.iinfo(torch.int64).max)
     check_at_least("sink", sink, 0)
+    check_at_least("capacity", capacity, 0)
     compute = choose("topk_select", implementation, scores)
     selection: tuple[Tensor, Tensor] = compute(
-        scores, lengths=lengths, budgets=budgets, recent=recent, sink=sink, starts=starts
+        scores,
+        lengths=lengths,
+        budgets=budgets,
+        recent=recent,
+        sink=sink,
+        starts=starts,
+        capacity=capacity,
     )
     return selection

@@ -19,13 +19,17 @@ def topk_select(
     recent: Tensor,
     sink: int,
     starts: Tensor,
+    capacity: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `kernels.topk_select`."""
     rows, kv_heads, size = scores.shape
     positions = torch.arange(size, device=scores.device)
     ends, begins = lengths.long(), starts.long()
     kept = torch.minimum(budgets.long(), (ends - begins).clamp_min(0))
-    limit = int(kept.max()) if rows else 0
+    if capacity is not None:
+        kept = kept.clamp_max(capacity)
+    # No row can keep more positions than there are.
+    limit = min(capacity, size) if capacity is not None else int(kept.max()) if rows else 0
     counts = kept.to(torch.int32).unsqueeze(-1).repeat(1, kv_heads)
     newest = torch.minimum(recent.long(), kept)
     oldest = (kept - newest).clamp_max(sink)
@@ -43,7 +47,10 @@ def topk_select(
     best = unique.topk(limit, dim=-1).indices.to(torch.int32)
     unused = torch.arange(limit, device=scores.device) >= counts.unsqueeze(-1)
     indices = best.masked_fill_(unused, size).sort(dim=-1).values
-    return indices.masked_fill_(unused, 0), counts
+    indices = indices.masked_fill_(unused, 0)
+    if capacity is not None and capacity > limit:
+        indices = torch.nn.functional.pad(indices, (0, capacity - limit))
+    return indices, counts
 
 
 def _ordered_integers(scores: Tensor) -> Tensor:

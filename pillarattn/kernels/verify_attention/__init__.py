@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pillarattn.kernels.checks import check_at_least, check_attention_inputs
+from pillarattn.kernels.checks import (
+    check_at_least,
+    check_attention_inputs,
+    triton_attention_limits,
+)
 from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.verify_attention import reference
+from pillarattn.kernels.verify_attention.pooled import pooled_attention
 from pillarattn.kernels.verify_attention.pooling import pool_rows
 
-__all__ = ["attention_scores", "pool_rows", "verify_attention"]
+__all__ = ["attention_scores", "pool_rows", "pooled_attention", "verify_attention"]
+
+_TRITON = "pillarattn.kernels.verify_attention.launch"
 
 register("verify_attention", "reference", reference.verify_attention)
 register("attention_scores", "reference", reference.attention_scores)
+register("verify_attention", "triton", f"{_TRITON}:verify_attention")
+register("attention_scores", "triton", f"{_TRITON}:attention_scores")
 
 
 def verify_attention(
@@ -62,13 +71,21 @@ def verify_attention(
         query, keys, values, lengths=lengths, window=window, softcap=softcap, sinks=sinks
     )
     check_at_least("row_limit", row_limit, 0)
-    compute = choose("verify_attention", implementation, query, keys, values)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    compute = choose(
+        "verify_attention",
+        implementation,
+        query,
+        keys,
+        values,
+        unsupported=triton_attention_limits(query, keys, values, scale=scale),
+    )
     result: tuple[Tensor, Tensor | None] = compute(
         query,
         keys,
         values,
         lengths=lengths,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale,
         window=window,
         softcap=softcap,
         sinks=sinks,
@@ -99,12 +116,19 @@ def attention_scores(
         query, keys, None, lengths=lengths, window=window, softcap=softcap, sinks=sinks
     )
     check_at_least("row_limit", row_limit, 0)
-    compute = choose("attention_scores", implementation, query, keys)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    compute = choose(
+        "attention_scores",
+        implementation,
+        query,
+        keys,
+        unsupported=triton_attention_limits(query, keys, None, scale=scale),
+    )
     scores: Tensor = compute(
         query,
         keys,
         lengths=lengths,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale,
         window=window,
         softcap=softcap,
         sinks=sinks,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from pillarattn.kernels.softmax import accumulation_dtype, attention_probabilities
+from pillarattn.kernels.softmax import (
+    accumulation_dtype,
+    attention_probabilities,
+    log_sum_exp,
+)
 
 
 def verify_attention(
@@ -62,6 +68,38 @@ def attention_scores(
     return _row_scores(probabilities, first=first, size=keys.shape[2], row_limit=row_limit)
 
 
+def pooled_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    lengths: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    normaliser: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `kernels.pooled_attention`."""
+    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "window": window}
+    options |= {"softcap": softcap, "sinks": sinks}
+    batch, query_heads, queries, _ = query.shape
+    kv_heads, size = keys.shape[1], keys.shape[2]
+    out, _ = verify_attention(query, keys, values, return_scores=False, row_limit=None, **options)
+    first, _, longest = _key_range(lengths, queries, window)
+    logits, visible = _logits(query, keys, lengths=lengths, scale=scale, window=window)
+    lse = log_sum_exp(logits, visible=visible, softcap=softcap, sinks=sinks)
+    probabilities = attention_probabilities(logits, visible=visible, softcap=softcap, sinks=sinks)
+    if normaliser is not None:
+        known = normaliser.to(lse.dtype).view(lse.shape)
+        # A row that sees nothing has no share, whatever the normaliser says.
+        factor = torch.where(lse == float("-inf"), 0.0, torch.exp(lse - known))
+        probabilities = probabilities * factor.unsqueeze(-1)
+    pooled = probabilities.new_zeros(batch, kv_heads, size)
+    pooled[..., first:longest] = probabilities.mean(dim=(2, 3))
+    return out, pooled.float(), lse.view(batch, query_heads, queries).float()
+
+
 def _key_range(lengths: Tensor, queries: int, window: int | None) -> tuple[int, int, int]:
     """Return the first position that any row may see, and the shortest and the longest row."""
     host = lengths.tolist()
@@ -81,6 +119,14 @@ def _probabilities(
     sinks: Tensor | None,
 ) -> Tensor:
     """Return softmax probabilities `[B, Hkv, G, Q, W]`, W positions from `first` to `longest`."""
+    logits, visible = _logits(query, keys, lengths=lengths, scale=scale, window=window)
+    return attention_probabilities(logits, visible=visible, softcap=softcap, sinks=sinks)
+
+
+def _logits(
+    query: Tensor, keys: Tensor, *, lengths: Tensor, scale: float, window: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return scaled logits `[B, Hkv, G, Q, W]` and which of their last columns are visible."""
     batch, _, queries, dim = query.shape
     kv_heads = keys.shape[1]
     group = query.shape[1] // kv_heads
@@ -104,7 +150,7 @@ def _probabilities(
         if window is not None:
             visible = visible & (position > own - window)
         visible = visible[:, None, None]
-    return attention_probabilities(logits, visible=visible, softcap=softcap, sinks=sinks)
+    return logits, visible
 
 
 def _row_scores(probabilities: Tensor, *, first: int, size: int, row_limit: int | None) -> Tensor:

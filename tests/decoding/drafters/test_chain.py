@@ -224,9 +224,13 @@ def test_passes_are_counted_where_they_end(fakes, lm, prompt):
     assert run._keys[0] == (44, 44)
 
 
-def test_a_target_that_cannot_cut_is_read_again_from_the_start_of_the_round(fakes, lm, prompt):
+@pytest.mark.parametrize("together", [False, True])
+def test_a_target_that_cannot_cut_is_read_again_from_the_start_of_the_round(
+    fakes, lm, prompt, together
+):
     class NoCut(fakes.AttentionTarget):
         cuts = False
+        lockstep = together
 
         def roll_back(self, lengths):
             assert lengths.host == self.kept
@@ -249,6 +253,8 @@ def test_a_target_that_cannot_cut_is_read_again_from_the_start_of_the_round(fake
     )  # fmt: skip
     assert torch.equal(run.run().sequences, wanted.sequences)
     assert any(step.phase.value == "draft" for step in target.steps)
+    if together:
+        assert len(set(target.cache.lengths.host)) == 1
 
 
 def test_rows_whose_model_allows_no_token_end_their_draft(fakes):

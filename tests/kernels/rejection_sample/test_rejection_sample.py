@@ -235,6 +235,31 @@ def test_no_draft_is_plain_sampling() -> None:
     assert call([], P.unsqueeze(0), Q.view(1, 3)[:0])[0] == 0
 
 
+def test_a_row_may_draft_less_than_the_others() -> None:
+    """What follows a row's own draft is never accepted, and the bonus is p's, not a residual."""
+    target = torch.stack([one_hot(0), P, one_hot(2)]).expand(3, 3, 3)
+    drafts = torch.tensor([[0, 1]]).repeat(3, 1)
+    lengths, draft = torch.tensor([0, 1, 2]), Q.expand(3, 2, 3)
+    uniforms = torch.zeros(3, 2, dtype=torch.float64)
+    for token in range(3):
+        noise = torch.full((3, 3), 1e9, dtype=torch.float64)
+        noise[:, token] = 1e-9
+        accepted, following = rejection_sample(
+            drafts, target, draft_probs=draft, draft_lengths=lengths, uniforms=uniforms, noise=noise
+        )
+        assert accepted.tolist() == [0, 1, 2] and following.tolist() == [0, token, 2]
+    point_masses = rejection_sample(drafts, target, draft_lengths=lengths, uniforms=uniforms)
+    assert point_masses[0].tolist() == [0, 1, 2] and int(point_masses[1][0]) == 0
+
+
+@pytest.mark.parametrize("law", [0.0, float("nan")])
+def test_a_law_without_tokens_is_told(law: float) -> None:
+    nothing = torch.full((3,), law, dtype=torch.float64)
+    assert call([], nothing.unsqueeze(0), None) == (0, -1)
+    assert call([1], torch.stack([nothing, P]), Q.unsqueeze(0), uniforms=[0.0]) == (0, -1)
+    assert call([1], torch.stack([one_hot(1), nothing]), None) == (1, -1)
+
+
 def test_rounding_that_leaves_no_residual_falls_back_to_the_target() -> None:
     p = torch.tensor([0.5, 0.25, 0.25 - 2**-20])
     q = torch.tensor([0.5, 0.25, 0.25])
@@ -259,10 +284,11 @@ def test_generator_makes_it_repeatable() -> None:
         ({"draft_tokens": torch.zeros(1, 2)}, "int64"),
         ({"target_probs": torch.rand(1, 2, 3)}, r"\[B, k \+ 1, V\]"),
         ({"draft_probs": torch.rand(1, 3, 3)}, r"\[B, k, V\]"),
+        ({"draft_lengths": torch.zeros(2).long()}, r"\[B\]"),
         ({"uniforms": torch.rand(1, 3)}, "uniforms must have shape"),
         ({"noise": torch.rand(1, 4)}, "noise must have shape"),
     ],
-    ids=["tokens", "target", "draft", "uniforms", "noise"],
+    ids=["tokens", "target", "draft", "lengths", "uniforms", "noise"],
 )
 def test_wrong_input_is_refused(change: dict, message: str) -> None:
     arguments = {"draft_tokens": torch.zeros(1, 2).long(), "target_probs": torch.rand(1, 3, 3)}

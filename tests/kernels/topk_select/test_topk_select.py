@@ -118,6 +118,20 @@ def test_fp16_collapses_near_uniform_scores_and_fp32_does_not() -> None:
     assert torch.equal(collapsed[0, 0].long(), torch.arange(64))
 
 
+def test_capacity_pads_and_cuts() -> None:
+    scores = torch.rand(2, 1, 9)
+    rows = {"lengths": [9, 2], "budgets": [5, 5], "recent": [2, 2]}
+    tensors = {name: torch.tensor(values) for name, values in rows.items()}
+    want, counts = topk_select(scores, **tensors)
+    padded, same = topk_select(scores, capacity=12, **tensors)
+    assert padded.shape == (2, 1, 12) and torch.equal(same, counts)
+    assert torch.equal(padded[..., :5], want) and not padded[..., 5:].any()
+    cut, fewer = topk_select(scores, capacity=3, **tensors)
+    assert fewer.tolist() == [[3], [2]]
+    tensors["budgets"] = torch.tensor([3, 3])
+    assert torch.equal(cut, topk_select(scores, **tensors)[0])
+
+
 def test_empty_budget_and_no_rows() -> None:
     indices, counts = select(torch.rand(2, 3, 9), [9, 0], [0, 5], [4, 4])
     assert indices.shape == (2, 3, 0) and not counts.any()
@@ -136,12 +150,15 @@ def test_empty_budget_and_no_rows() -> None:
         ({"budgets": torch.tensor([1.5])}, "int32 or int64"),
         ({"recent": torch.tensor([1, 2])}, "recent must have shape"),
         ({"sink": -1}, "sink must be"),
+        ({"capacity": -1}, "capacity must be"),
         ({"scores": torch.zeros(1, 1, 9).double()}, "fp16, bf16 or fp32"),
         ({"implementation": "triton"}, "no triton|CUDA"),
     ],
-    ids=["length", "negative", "float", "shape", "sink", "fp64", "triton"],
+    ids=["length", "negative", "float", "shape", "sink", "capacity", "fp64", "triton"],
 )
-def test_wrong_input_is_refused(change: dict, message: str) -> None:
+def test_wrong_input_is_refused(change: dict, message: str, monkeypatch) -> None:
+    # Interpreted, Triton would take tensors on the CPU.
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     ones = torch.tensor([1])
     arguments = {"scores": torch.rand(1, 1, 9), "lengths": ones, "budgets": ones, "recent": ones}
     with pytest.raises(ValueError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from pillarattn.modules.strategies import QuestStrategy
@@ -46,6 +47,24 @@ def test_pages_are_taken_whole_best_first(builders):
         assert sorted({place // PAGE for place in places[:-3]}) == best
 
 
-def test_what_it_reads_besides_the_budget():
+def test_the_largest_bound_of_a_group_may_count_instead(builders):
+    request, keys, query = request_of(builders)
+    ranks = QuestStrategy(PAGE, group="max").rank(request)[0]
+    for head in range(2):
+        for page in range(7):
+            own = keys[0, head, PAGE * page : PAGE * (page + 1)]
+            bounds = [
+                torch.maximum(q * own.amax(0), q * own.amin(0)).sum()
+                for q in query[0, 2 * head : 2 * head + 2]
+            ]
+            torch.testing.assert_close(ranks[head, PAGE * page], max(bounds))
+    with pytest.raises(ValueError, match="group must be one of"):
+        QuestStrategy(group="sum")
+
+
+def test_when_it_chooses_and_what_that_reads():
+    assert QuestStrategy().refresh_steps is None
     assert QuestStrategy().extra_reads(8192, 8) == 512
-    assert repr(QuestStrategy(8)) == "QuestStrategy(page=8)"
+    once = QuestStrategy(once=True)
+    assert once.refresh_steps == (0,) and once.extra_reads(8192, 8) == 64
+    assert repr(QuestStrategy(8)) == "QuestStrategy(page=8, group='mean', once=False)"

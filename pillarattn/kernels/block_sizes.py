@@ -1,0 +1,13 @@
+"""Powers of two that Triton tiles are made of."""
+
+from __future__ import annotations
+
+
+def power_of_two(size: int) -> int:
+    """Return the smallest power of two that is at least `size`, 1 for sizes below 1."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def padded(dim: int) -> int:
+    """Return the width of a tile that holds a head of `dim`: a matrix product needs 16 at least."""
+    return max(16, power_of_two(dim))

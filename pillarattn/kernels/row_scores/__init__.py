@@ -1,0 +1,1 @@
+"""Row scores from known log-sum-exps: an inner piece of the Triton attention kernels."""

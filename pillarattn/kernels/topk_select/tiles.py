@@ -1,0 +1,36 @@
+"""Sizes of a launch of Top-K selection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pillarattn.kernels.block_sizes import power_of_two
+
+
+@dataclass(frozen=True)
+class SelectTiles:
+    """Sizes of one launch.
+
+    Attributes:
+        columns: scores per step, and candidates that a row may have.
+        warps: warps per program.
+        stages: depth of the load pipeline.
+        registers: most registers a thread may take, so that more programs run at once; None leaves
+            that to the compiler.
+    """
+
+    columns: int = 2048
+    warps: int = 4
+    stages: int = 1
+    registers: int | None = None
+
+
+def default_tiles(size: int, capacity: int) -> SelectTiles:
+    """Return the tiles for rows of `size` scores of which up to `capacity` are kept.
+
+    A step has twice the kept keys, so that the bound is close. Registers are limited so that nine
+    programs of 4 warps, or three of 8, run at once on a multiprocessor.
+    """
+    columns = max(64, min(max(power_of_two(2 * capacity), 1024), power_of_two(size), 16384))
+    warps = max(4, min(columns // 512, 16))
+    return SelectTiles(columns, warps, registers={4: 56, 8: 80}.get(warps))

@@ -1,0 +1,114 @@
+"""The kernel benchmark: its correctness gate, its records, and what it says without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from pillarattn.cli.bench_kernels import kernels
+from pillarattn.evaluation import kernel_bench, kernel_bench_cells, kernel_bench_compile
+from pillarattn.evaluation.kernel_bench_cells import DraftCell, SelectCell, VerifyCell, cells
+from pillarattn.evaluation.kernel_bench_timing import Timing
+from pillarattn.kernels.draft_attention.tiles import DraftTiles
+from pillarattn.kernels.topk_select.tiles import SelectTiles
+from pillarattn.kernels.verify_attention.tiles import VerifyTiles
+from tests.kernels.interpreter import repair_interpreter
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None,
+    reason="needs Triton's interpreter",
+)
+CASES = [
+    (VerifyCell(1, 40, queries=2, pooled=False), VerifyTiles(16, 16, 32, stages=2)),
+    (VerifyCell(1, 40, queries=2, pooled=True), VerifyTiles(16, 16, 32, stages=2)),
+    (DraftCell(1, 80), DraftTiles(16, 512, stages=2)),
+    (DraftCell(1, 80, ragged=True), DraftTiles(16, 16, stages=2)),
+    (SelectCell(1, 60), SelectTiles(64)),
+]
+
+
+class FixedCeiling:
+    """Reads at 2 TB/s, whatever the size."""
+
+    def terabytes_per_second(self, size: int | None = None) -> float:
+        return 2.0
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch) -> None:
+    """Tiny fp16 cells on the CPU; every call takes 10 us."""
+
+    repair_interpreter()
+    monkeypatch.setattr(kernel_bench_cells, "DEVICE", "cpu")
+    monkeypatch.setattr(kernel_bench_cells, "DTYPE", torch.float16)
+    monkeypatch.setattr(kernel_bench_cells, "ROTATED_BYTES", 1)
+    monkeypatch.setattr(kernel_bench, "time_calls", lambda calls: Timing(10.0, 9.0, 11.0, 3))
+    monkeypatch.setattr(kernel_bench, "rivals", lambda cell: iter(()))
+
+
+@interpreted
+@pytest.mark.parametrize(("cell", "tiles"), CASES, ids=lambda value: type(value).__name__)
+def test_a_right_kernel_is_timed_and_a_wrong_one_is_not(
+    cell, tiles, on_the_cpu, monkeypatch
+) -> None:
+    monkeypatch.setattr(type(cell), "choices", lambda self: iter([tiles]))
+    monkeypatch.setattr(kernel_bench, "MOST_ERROR", dict.fromkeys(kernel_bench.OPS, 5e-3))
+    _, right = kernel_bench._cell_records(cell, FixedCeiling(), sweep=True)
+    assert right["error"] <= 5e-3 and right["median_us"] == 10.0
+    assert right["tbps"] == pytest.approx(cell.bytes / 10 * 1e-6)
+    assert right["share_of_matched"] == pytest.approx(right["tbps"] / 2)
+    json.dumps(right)
+    # The same gate with an output that nobody wrote.
+    call = type(cell).call
+
+    def poisoned(self, given, tiles):
+        def run():
+            result = call(self, given, tiles)()
+            for one in result if isinstance(result, tuple) else (result,):
+                one.fill_(float("nan") if one.is_floating_point() else -1)
+            return result
+
+        return run
+
+    monkeypatch.setattr(type(cell), "call", poisoned)
+    _, wrong = kernel_bench._cell_records(cell, FixedCeiling(), sweep=True)
+    assert "error" in wrong["failed"] and "median_us" not in wrong
+
+
+def test_every_cell_compiles_ahead_as_a_small_one() -> None:
+    for cell in cells(kernel_bench.OPS):
+        for tiles in cell.choices():
+            small, same = kernel_bench_compile.small_job(cell, tiles)
+            assert type(small) is type(cell) and small.batch == 2
+            if isinstance(cell, VerifyCell) and cell.batch > 1:
+                assert same.split == small.length
+
+
+def test_the_fastest_record_wins() -> None:
+    base = {"kind": "cell", "op": "a", "shape": {"batch": 1}, "implementation": "triton"}
+    records = [
+        {"kind": "machine"},
+        base | {"median_us": 5.0},
+        base | {"median_us": 3.0},
+        base | {"failed": "does not fit"},
+        base | {"implementation": "fa3", "median_us": 4.0},
+    ]
+    assert [r["median_us"] for r in kernel_bench.best_records(records)] == [3.0, 4.0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what it says without a GPU")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "needs an NVIDIA GPU"), (["--op", "softmax"], "unknown op 'softmax'")],
+)
+def test_bad_input_is_one_line(arguments, message) -> None:
+    command = typer.Typer()
+    command.command()(kernels)
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 2 and message in done.output
