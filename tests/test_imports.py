@@ -245,7 +245,7 @@ def run_fresh(act: str, blocked: tuple[str, ...] = ()) -> dict[str, list[str]]:
 
 # Names may be loaded only when they are asked for, so every one is.
 IMPORT = "import pillarattn; [getattr(pillarattn, name) for name in pillarattn.__all__]"
-OPTIONAL = ("triton", "gguf", "datasets", "pandas", "matplotlib")
+OPTIONAL = ("triton", "gguf", "datasets", "pandas", "matplotlib", "math_verify", "peft")
 
 
 def test_importing_changes_no_global_state():

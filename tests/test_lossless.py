@@ -13,6 +13,13 @@ import pytest
 import torch
 
 import pillarattn
+from pillarattn.decoding.drafters import (
+    AssistantDrafter,
+    Eagle3Head,
+    HeadDrafter,
+    HeadShape,
+    MtpHead,
+)
 from pillarattn.modules.strategies import STRATEGIES
 
 NEW = 16
@@ -196,6 +203,65 @@ def test_samples_follow_the_models_law(world, acceptance, drafter):
         common = expected > 5
         chi = ((seen - expected) ** 2 / expected)[common].sum()
         assert torch.special.gammaincc(common.sum() / 2, chi / 2) > 1e-3
+
+
+def with_models(tiny_model, kind):
+    """Return a drafter with a model or a head of its own; heads need six layers of the target."""
+    small = pillarattn.patch(tiny_model("llama", seed=4, num_hidden_layers=1))
+    shape = HeadShape(64, 64, 48, 4, 2, 16, 97, 97)
+    return {
+        "assistant": AssistantDrafter(small),
+        "assistant+sparse": [AssistantDrafter(small), "sparse"],
+        "ngram+assistant+sparse": ["ngram", AssistantDrafter(small), "sparse"],
+        "eagle3": HeadDrafter(Eagle3Head(shape).requires_grad_(False)),
+        "eagle3+sparse": [HeadDrafter(Eagle3Head(shape).requires_grad_(False)), "sparse"],
+        "mtp": HeadDrafter(MtpHead(shape).requires_grad_(False)),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["assistant", "assistant+sparse", "ngram+assistant+sparse", "eagle3", "eagle3+sparse", "mtp"],
+)
+@pytest.mark.parametrize(("family", "k"), [("llama", 4), ("qwen3", 1)])
+def test_drafters_with_models_of_their_own(tiny_model, kind, family, k):
+    plain = tiny_model(family, num_hidden_layers=6)
+    patched = pillarattn.patch(copy.deepcopy(plain))
+    options = {"drafter": with_models(tiny_model, kind), "k": k, **SPARSE}
+    pillar = pillarattn.SelfSpeculativeGenerator(**options)
+    inputs = prompts()["ragged"]
+    out = patched.generate(**inputs, max_new_tokens=NEW, do_sample=False, assistant=pillar)
+    assert out.equal(plain.generate(**inputs, max_new_tokens=NEW, do_sample=False))
+    assert 0 < pillar.stats.drafted > pillar.stats.accepted
+    sampling = {"do_sample": True, "temperature": 0.8, "top_k": 5, "max_new_tokens": NEW}
+    pillar = pillarattn.SelfSpeculativeGenerator(seed=7, **options)
+    wanted = pillarattn.SelfSpeculativeGenerator(k=0, seed=7)
+    out = patched.generate(**inputs, **sampling, assistant=pillar)
+    assert out.equal(patched.generate(**inputs, **sampling, assistant=wanted))
+
+
+@pytest.mark.parametrize("drafter", ["sparse", ("ngram", "sparse")])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"draft_length": "acceptance"},
+        {"draft_length": {"name": "confidence", "threshold": 0.9}},
+        {"draft_share": {"name": "acceptance", "target": 0.9, "gain": 1.0}},
+    ],
+    ids=lambda policy: next(iter(policy)),
+)
+def test_policies_change_the_drafts_and_not_the_output(world, drafter, policy):
+    patched, outputs = world("llama")
+    options = {"k": 8, "drafter": drafter, **SPARSE}
+    constant = pillarattn.SelfSpeculativeGenerator(**options)
+    assert decode(patched, "ragged", constant) == outputs["ragged"]
+    pillar = pillarattn.SelfSpeculativeGenerator(**options, **policy)
+    assert decode(patched, "ragged", pillar) == outputs["ragged"]
+    if "draft_length" in policy:
+        assert 0 < pillar.stats.drafted < 0.8 * constant.stats.drafted
+    else:
+        more = pillar.stats.keys_read / pillar.stats.keys_full
+        assert more > 1.1 * constant.stats.keys_read / constant.stats.keys_full
 
 
 @pytest.mark.parametrize("distance", [-1, 0, 1])

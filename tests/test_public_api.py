@@ -12,13 +12,21 @@ import pillarattn
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = {
+    "AssistantDrafter",
+    "DraftHead",
+    "Drafter",
+    "Eagle3Head",
+    "HeadDrafter",
+    "HeadShape",
     "LosslessReport",
+    "MtpHead",
     "PillarAttention",
     "PillarCache",
     "PillarConfig",
     "SelfSpeculativeGenerator",
     "Strategy",
     "UnsupportedModelError",
+    "acceptance_probe",
     "check_lossless",
     "patch",
     "register_strategy",

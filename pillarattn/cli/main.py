@@ -8,8 +8,12 @@ import typer
 
 from pillarattn import __version__
 from pillarattn.cli.bench import bench
+from pillarattn.cli.evaluate import evaluate
 from pillarattn.cli.generate import generate
 from pillarattn.cli.info import info
+from pillarattn.cli.probe import probe
+from pillarattn.cli.report import report
+from pillarattn.cli.sweep import sweep
 
 app = typer.Typer(
     name="pillarattn",
@@ -19,6 +23,10 @@ app = typer.Typer(
 )
 app.command("generate")(generate)
 app.command("info")(info)
+app.command("probe")(probe)
+app.command("evaluate")(evaluate)
+app.command("sweep")(sweep)
+app.command("report")(report)
 app.add_typer(bench)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import StaticCache
 
 from pillarattn.datatypes import Generation, RowLengths
 from pillarattn.decoding.drafters import DRAFTERS
@@ -17,6 +19,7 @@ from pillarattn.decoding.stats import GenerationStats
 from pillarattn.errors import UnsupportedOptionError
 from pillarattn.kernels.dispatch import choose
 from pillarattn.modules.attention import PillarAttention
+from pillarattn.patch.assistant import target_builder
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import (
     Cache,
@@ -29,7 +32,13 @@ from pillarattn.patch.compat import (
 from pillarattn.patch.dead_ends import DeadEnds
 from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.logits import ProcessorRule
-from pillarattn.patch.options import check_generation_config, check_processors, check_prompt
+from pillarattn.patch.options import (
+    check_generation_config,
+    check_model,
+    check_processors,
+    check_prompt,
+)
+from pillarattn.patch.static_cache import export_static, import_static, tokens_cached
 from pillarattn.patch.stopping import CriteriaRule
 from pillarattn.patch.target import HFTarget
 
@@ -76,8 +85,7 @@ def decode(
     k = generator.config.k
     check_generation_config(generation_config)
     check_processors(logits_processor)
-    if model.training:
-        raise UnsupportedOptionError("the model is in training mode; call model.eval() first")
+    check_model(model)
     rule = generator.new_rule(do_sample=bool(generation_config.do_sample))
     given: Cache | None = model_kwargs.get(cache_keyword())
     wants_dict = bool(generation_config.return_dict_in_generate)
@@ -94,6 +102,10 @@ def decode(
         returns_cache=wants_dict or is_users,
     )
     target.lockstep |= lockstep
+    drafter = generator.new_drafter()
+    if not sparse and drafter.needs_selections:
+        # Drafts by the model itself would cost what they save.
+        drafter = DRAFTERS.get("ngram")()
     dead_ends = DeadEnds()
     outcome, recorder = _outcome(
         input_ids,
@@ -101,13 +113,9 @@ def decode(
         generation_config,
         streamer,
         dead_ends,
-        scratch=k + 1,
+        scratch=k + 1 + drafter.scratch,
         keep_padding=wants_dict or is_users,
     )
-    drafter = generator.new_drafter()
-    if not sparse and generator.config.drafter == "sparse":
-        # Drafts by the model itself would cost what they save.
-        drafter = DRAFTERS.get("ngram")()
     run = DecodingRun(
         target=target,
         drafter=drafter,
@@ -123,7 +131,19 @@ def decode(
         draft_share=generator.new_draft_share(),
         **_parity_options(generator, model),
     )
-    result = _run(run, model, generator)
+    with ExitStack() as stack:
+        drafter.prepare(
+            target_builder(
+                input_ids,
+                generation_config=generation_config,
+                model_kwargs=model_kwargs,
+                kernels=kernels if generator.config.kernels == "auto" else generator.config.kernels,
+                stack=stack,
+            )
+        )
+        if isinstance(target, HFTarget):
+            stack.callback(target.close)
+        result = _run(run, model, generator)
     if streamer is not None:
         streamer.end()
     if not (wants_dict or is_users):
@@ -175,8 +195,14 @@ def _sparse_target(
     embeddings = model_kwargs.get("inputs_embeds")
     before = 0 if embeddings is None else embeddings.shape[1]
     before += 0 if given is None else int(given.get_seq_length())
-    limit = before + max_length + generator.config.k + 1
+    limit = before + max_length + generator.config.k + 1 + generator.new_drafter().scratch
     cache = _working_cache(model, given, limit=limit, kernels=kernels)
+    if isinstance(given, StaticCache):
+        past = int(given.get_seq_length())
+        needed = tokens_cached(
+            input_ids, past=past, generation_config=generation_config, kwargs=model_kwargs
+        )
+        import_static(cache, given, rows=input_ids.shape[0], needed=needed)
     return HFTarget(
         model,
         input_ids,
@@ -269,7 +295,7 @@ def _working_cache(
             raise UnsupportedOptionError(
                 "an offloading cache cannot be used with assistant=; pass a plain DynamicCache"
             )
-        if given is not None:
+        if given is not None and not isinstance(given, StaticCache):
             cache.import_from(given)
     cache.attention = PillarAttention(kernels=kernels)
     return cache
@@ -310,4 +336,6 @@ def _returned_cache(cache: PillarCache, given: Cache | None) -> Cache:
     """Return what the caller sees: its own object, filled, or a `DynamicCache`."""
     if given is None or given is cache:
         return cache
+    if isinstance(given, StaticCache):
+        return export_static(cache, given)
     return cache.export_to(given) if isinstance(given, DynamicCache) else cache

@@ -19,7 +19,7 @@ from pillarattn.patch.preflight_passes import (
     sparse_blocks,
 )
 from pillarattn.patch.support import field
-from pillarattn.patch.wrappers import own_code, weights_device
+from pillarattn.patch.wrappers import weights_device
 
 if TYPE_CHECKING:
     from pillarattn.patch.record import PatchRecord
@@ -58,7 +58,7 @@ def preflight(model: PreTrainedModel, record: PatchRecord) -> None:
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.train(False)
-        with torch.no_grad(), own_code(model):
+        with torch.no_grad(), record.own_code.active(model):
             ids = _random_ids(model, device)
             plain = _guarded(model, lambda: plain_steps(model, ids))
             if record.dense_reason is None:

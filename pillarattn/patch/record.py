@@ -11,9 +11,9 @@ from typing import Any
 from pillarattn.errors import UnsupportedModelError, UnsupportedOptionError
 from pillarattn.patch.attention_function import register
 from pillarattn.patch.compat import PreTrainedModel
+from pillarattn.patch.compiled import EagerSwitch
 from pillarattn.patch.decode import decode
 from pillarattn.patch.support import SUPPORTED_ATTENTION
-from pillarattn.patch.wrappers import own_code
 
 RECORD = "pillarattn_record"
 # Guards the counters of all records: they change once a generation, and a lock cannot be pickled.
@@ -47,6 +47,7 @@ class PatchRecord:
     pads_foreign: bool = False
     padding_reason: str | None = None
     stores_latents: bool = False
+    own_code: EagerSwitch = field(default_factory=EagerSwitch)
     users: int = 0
     originals: list[str] = field(default_factory=list)
 
@@ -75,7 +76,7 @@ class PatchRecord:
                 "caches latents that they are made of; use a strategy that ranks by scores or by "
                 "position, such as 'pillar' or 'streaming'"
             )
-        with self.active() if sparse else nullcontext(), own_code(model):
+        with self.active() if sparse else nullcontext(), self.own_code.active(model):
             return decode(
                 generator,
                 model,

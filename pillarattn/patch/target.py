@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pillarattn.datatypes import Phase, RowLengths
+from pillarattn.decoding.target import HiddenStates
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel, cache_keyword
 from pillarattn.patch.current_pass import current_cache
+from pillarattn.patch.hidden_states import HiddenTap
 from pillarattn.patch.snapshot import STATES, Snapshot
 
 # Prepared for the prompt alone: later passes take no padding mask (padding has left the cache by
@@ -58,6 +60,8 @@ class HFTarget:
         self._last_position: Tensor | None = None
         self._block: Tensor | None = None
         self._states: Snapshot | None = None
+        self._tap: HiddenTap | None = None
+        self._hidden: HiddenStates | None = None
         # What an earlier turn left, so that a failed run can leave it too.
         self._earlier = cache.lengths if cache.used_layers else None
         self._earlier_states = Snapshot(cache.state_layers, STATES) if self._earlier else None
@@ -70,10 +74,47 @@ class HFTarget:
         """The cache, under the name that every target has for it."""
         return self.cache
 
+    @property
+    def cuts(self) -> bool:
+        """Whether `roll_back` may stop at any length of each row."""
+        return not self.lockstep and not self.cache.state_layers
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
+
+    @property
+    def hidden_states(self) -> HiddenStates:
+        """The watched states of the last prefill or block."""
+        if self._hidden is None:
+            raise ValueError("no hidden states are kept; call watch() before the prompt runs")
+        return self._hidden
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """Keep hidden states from now on; `close` ends it."""
+        self.close()
+        self._tap = HiddenTap(self.model, layers)
+
+    def close(self) -> None:
+        """Take away what `watch` put into the model."""
+        if self._tap is not None:
+            self._tap.close()
+            self._tap = None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the input embeddings of `tokens`."""
+        return self.model.get_input_embeddings()(tokens)
+
+    def unembed(self, states: Tensor) -> Tensor:
+        """Return the logits of final, normed states."""
+        head = self.model.get_output_embeddings()
+        return head(states.to(head.weight.dtype))
+
     def prefill(self, step: StepState) -> Tensor:
         """Run the prompt exactly as plain generate does; then drop padding from the cache."""
         kwargs = dict(self._kwargs)
-        with self._pass(step):
+        with self._pass(step), self._catching():
             outputs = self.model._prefill(self._ids, self._generation_config, kwargs)
         if not self.cache.used_layers:
             raise UnsupportedModelError(
@@ -86,6 +127,7 @@ class HFTarget:
         if mask is not None and not bool(mask.all()):
             self.cache.compact(mask.bool().to(self.cache.lengths.device))
             self._is_compact = True
+        self._keep_hidden(self.cache.lengths, mask)
         lengths = self.cache.lengths.tensor
         positions = self._kwargs.get("position_ids")
         if positions is not None:
@@ -103,7 +145,10 @@ class HFTarget:
         if self._states is None and self.cache.state_layers:
             self._states = Snapshot(self.cache.state_layers, STATES)
         self._block = tokens
-        return self._run(tokens, step)
+        with self._catching():
+            logits = self._run(tokens, step)
+        self._keep_hidden(self.cache.lengths, None)
+        return logits
 
     def roll_back(self, lengths: RowLengths) -> None:
         """Forget what drafts appended, states included."""
@@ -166,6 +211,24 @@ class HFTarget:
         self._check_layers(step)
         logits = outputs.logits[:, -width:]
         return logits.to(copy=True, dtype=torch.float32, device=tokens.device)
+
+    def _catching(self) -> Any:
+        return nullcontext() if self._tap is None else self._tap.catching()
+
+    def _keep_hidden(self, ends: RowLengths, mask: Tensor | None) -> None:
+        """Put the states of each row's tokens first, as its cache has them."""
+        if self._tap is None:
+            return
+        states = self._tap.states
+        width = states.shape[1]
+        counts = [width] * states.shape[0]
+        if mask is not None:
+            valid = mask[:, -width:].bool().to(states.device)
+            counts = valid.sum(dim=1).tolist()
+            order = torch.argsort((~valid).to(torch.int8), dim=1, stable=True)
+            states = states.gather(1, order.unsqueeze(-1).expand_as(states))
+        start = [end - count for end, count in zip(ends.host, counts, strict=True)]
+        self._hidden = HiddenStates(states, RowLengths(start, ends.device))
 
     @contextmanager
     def _pass(self, step: StepState) -> Iterator[None]:

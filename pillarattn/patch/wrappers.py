@@ -1,9 +1,7 @@
-"""Models inside wrappers, and models whose code has been compiled."""
+"""Models inside wrappers, and models whose weights hooks fetch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,32 +19,11 @@ def inner_model(model: Any) -> Any:
             return model
 
 
-@contextmanager
-def own_code(model: nn.Module) -> Iterator[None]:
-    """Let compiled parts of the model run their Python code inside the block.
-
-    A pass that drafts has another cache, mask and shape than the code was compiled for; it would be
-    traced anew in every round.
-    """
-    if any(_is_compiled(module) for module in model.modules()):
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
-        yield
-
-
 def weights_device(model: nn.Module) -> torch.device:
     """Return the device that inputs belong on, also where hooks fetch weights for each pass."""
     embedding = model.get_input_embeddings()  # type: ignore[operator]
-    hook = getattr(embedding, "_hf_hook", None)
+    hook = getattr(embedding, "_hf_hook", None) or getattr(model, "_hf_hook", None)
     device = getattr(hook, "execution_device", None)
     if device is not None:
         return torch.device(device)
     return embedding.weight.device
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    forward = vars(module).get("forward")
-    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(
-        forward, "_torchdynamo_orig_callable"
-    )

@@ -15,7 +15,16 @@ def test_the_version_is_printed():
     assert result.output.strip() == f"pillarattn {pillarattn.__version__}"
 
 
-COMMANDS = ["generate", "info", "bench plan", "bench kernels"]
+COMMANDS = [
+    "generate",
+    "info",
+    "probe",
+    "evaluate",
+    "sweep",
+    "report",
+    "bench plan",
+    "bench kernels",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

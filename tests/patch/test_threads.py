@@ -154,7 +154,6 @@ def test_an_error_in_one_thread_leaves_the_other_alone(pair, prompt, drafting):
     assert model.config._attn_implementation == plain.config._attn_implementation
 
 
-@pytest.mark.xfail(strict=True, reason="the switch to a model's own code is one for the process")
 def test_the_compiler_is_as_it_was_whichever_thread_ends_first(tiny_model, prompt, drafting):
     """The thread that began first ends first, while another compiled model still speculates."""
     first_began, second_began, first_ended = (threading.Event() for _ in range(3))

@@ -51,9 +51,7 @@ def patched_outside(model, **options):
     return pillarattn.patch(lora(model, **options))
 
 
-@pytest.mark.parametrize(
-    "wrap", [patched_before, patched_inside, patched_outside]
-)
+@pytest.mark.parametrize("wrap", [patched_before, patched_inside, patched_outside])
 def test_lora_in_each_state(tiny_model, prompt, drafting, wrap):
     """Drafts and target see the same adapter: with every key read, every draft is accepted."""
     plain, model = lora(tiny_model("llama")), wrap(tiny_model("llama"))

@@ -83,11 +83,7 @@ def test_u08_rejected_drafts_leave_nothing_behind(plain, patched, prompt):
         torch.testing.assert_close(b.values, a.values, atol=1e-4, rtol=1e-5)
 
 
-STATIC = pytest.mark.xfail(strict=True, reason="static caches are refused by class so far")
-
-
 @pytest.mark.parametrize("way", ["name", "object"])
-@STATIC
 def test_u09_a_static_cache_of_exactly_the_size_that_plain_decoding_needs(
     plain, patched, prompt, accepting, rejecting, way
 ):
@@ -115,7 +111,6 @@ def test_u09_a_static_cache_of_exactly_the_size_that_plain_decoding_needs(
             torch.testing.assert_close(mine.values, theirs.values, atol=1e-4, rtol=1e-5)
 
 
-@STATIC
 def test_u09_a_static_cache_that_is_too_small_names_the_size(patched, prompt, accepting):
     small = StaticCache(config=patched.config, max_cache_len=17)
     with pytest.raises(
@@ -125,7 +120,6 @@ def test_u09_a_static_cache_that_is_too_small_names_the_size(patched, prompt, ac
     assert int(small.get_seq_length()) == 0
 
 
-@STATIC
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_u09_turns_over_a_static_cache(tiny_model, prompt, rejecting, family):
     """Mistral's window of 16 tokens is crossed in the first turn."""

@@ -1,0 +1,54 @@
+"""Models under `torch.compile`: while they speculate, their own Python code runs.
+
+Rounds change their shapes, and a compiler would stop at our attention in every layer and compile
+the pieces anew for each of them. A CUDA graph of the whole step serves better.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+# Guards the counters of all models: they change once a generation, and a lock cannot be pickled.
+_SWITCH = threading.Lock()
+
+
+@dataclass
+class EagerSwitch:
+    """Takes compiled calls off a model and puts them back; concurrent runs share the switch."""
+
+    users: int = 0
+    taken: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
+
+    @contextmanager
+    def active(self, model: nn.Module) -> Iterator[None]:
+        """Run every module's own code inside."""
+        with _SWITCH:
+            if self.users == 0:
+                self._take_off(model)
+            self.users += 1
+        try:
+            yield
+        finally:
+            with _SWITCH:
+                self.users -= 1
+                if self.users == 0:
+                    for module, name, compiled in self.taken:
+                        vars(module)[name] = compiled
+                    self.taken.clear()
+
+    def _take_off(self, model: nn.Module) -> None:
+        for module in model.modules():
+            # `module.compile()`, and `module.forward = torch.compile(module.forward)`.
+            own = {"_compiled_call_impl": None}
+            forward = vars(module).get("forward")
+            own["forward"] = getattr(forward, "_torchdynamo_orig_callable", forward)
+            for name, eager in own.items():
+                if vars(module).get(name) is not eager:
+                    self.taken.append((module, name, vars(module)[name]))
+                    vars(module)[name] = eager
