@@ -13,6 +13,8 @@ from pillarattn.kernels.block_sizes import padded
 WAVE = 256
 # Programs that it runs at once with three stages of 32 keys.
 MOST_AT_ONCE = 900
+# The same with three stages of 16 keys and one warp.
+MOST_SMALL_AT_ONCE = 1100
 # A shorter stretch costs more in start-up than it gains in balance.
 MIN_CHUNK = 128
 # Longer lists are cut even where there are many: with ragged counts the longest one would decide.
@@ -39,6 +41,8 @@ def default_tiles(query: Tensor, keys: Tensor, values: Tensor, *, programs: int)
         tiles = DraftTiles(64, warps=4, stages=3)
     elif programs <= MOST_AT_ONCE:
         tiles = DraftTiles(32, warps=2, stages=3)
+    elif programs <= MOST_SMALL_AT_ONCE:
+        tiles = DraftTiles(16, warps=1, stages=3)
     else:
         tiles = DraftTiles(64, warps=4, stages=2)
     row_bytes = (padded(keys.shape[3]) + padded(values.shape[3])) * query.element_size()
