@@ -16,10 +16,8 @@ from pillarattn.decoding.history import History
 from pillarattn.decoding.loop import DecodingRun
 from pillarattn.decoding.outcome import Outcome, Recorder
 from pillarattn.decoding.stats import GenerationStats
-from pillarattn.errors import UnsupportedOptionError
-from pillarattn.kernels.dispatch import choose
-from pillarattn.modules.attention import PillarAttention
 from pillarattn.patch.assistant import target_builder
+from pillarattn.patch.build_target import Call, build_target
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import (
     Cache,
@@ -36,13 +34,10 @@ from pillarattn.patch.options import (
     check_generation_config,
     check_model,
     check_processors,
-    check_prompt,
 )
-from pillarattn.patch.static_cache import export_static, import_static, tokens_cached
+from pillarattn.patch.static_cache import export_static
 from pillarattn.patch.stopping import CriteriaRule
 from pillarattn.patch.target import HFTarget
-
-ATTENTION_OPS = ("draft_attention", "verify_attention", "attention_scores")
 
 
 def decode(
@@ -82,40 +77,31 @@ def decode(
         UnsupportedOptionError: before any compute, naming an option that cannot be honoured.
     """
     generator.reset()
-    k = generator.config.k
     check_generation_config(generation_config)
     check_processors(logits_processor)
     check_model(model)
     rule = generator.new_rule(do_sample=bool(generation_config.do_sample))
-    given: Cache | None = model_kwargs.get(cache_keyword())
-    wants_dict = bool(generation_config.return_dict_in_generate)
-    # The empty DynamicCache that generate made is not the user's to look at.
-    is_users = given is not None and getattr(given, "_is_user_defined", False)
-    prepare = _sparse_target if sparse else _foreign_target
-    target = prepare(
-        generator,
-        model,
-        input_ids,
-        generation_config,
-        model_kwargs,
-        kernels=kernels,
-        returns_cache=wants_dict or is_users,
-    )
-    target.lockstep |= lockstep
     drafter = generator.new_drafter()
     if not sparse and drafter.needs_selections:
         # Drafts by the model itself would cost what they save.
         drafter = DRAFTERS.get("ngram")()
-    dead_ends = DeadEnds()
-    outcome, recorder = _outcome(
+    given: Cache | None = model_kwargs.get(cache_keyword())
+    wants_dict = bool(generation_config.return_dict_in_generate)
+    # The empty DynamicCache that generate made is not the user's to look at.
+    is_users = given is not None and getattr(given, "_is_user_defined", False)
+    own = generator.config.kernels
+    call = Call(
+        model,
         input_ids,
-        stopping_criteria,
         generation_config,
-        streamer,
-        dead_ends,
-        scratch=k + 1 + drafter.scratch,
-        keep_padding=wants_dict or is_users,
+        model_kwargs,
+        kernels=kernels if own == "auto" else own,
+        scratch=generator.config.k + 1 + drafter.scratch,
+        returns_cache=wants_dict or is_users,
     )
+    target = build_target(call, sparse=sparse, lockstep=lockstep)
+    dead_ends = DeadEnds()
+    outcome, recorder = _outcome(call, stopping_criteria, streamer, dead_ends)
     run = DecodingRun(
         target=target,
         drafter=drafter,
@@ -126,135 +112,69 @@ def decode(
         outcome=outcome,
         recorder=recorder,
         stats=GenerationStats(),
-        k=k,
+        k=generator.config.k,
         draft_length=generator.new_draft_length(),
         draft_share=generator.new_draft_share(),
         **_parity_options(generator, model),
     )
-    with ExitStack() as stack:
-        drafter.prepare(
-            target_builder(
-                input_ids,
-                generation_config=generation_config,
-                model_kwargs=model_kwargs,
-                kernels=kernels if generator.config.kernels == "auto" else generator.config.kernels,
-                stack=stack,
-            )
-        )
-        if isinstance(target, HFTarget):
-            stack.callback(target.close)
-        result = _run(run, model, generator)
+    result = _run(run, call, generator)
     if streamer is not None:
         streamer.end()
-    if not (wants_dict or is_users):
+    return _returned(result, target, given, call, prompt_length=outcome.history.prompt_length)
+
+
+def _run(run: DecodingRun, call: Call, generator: SelfSpeculativeGenerator) -> Generation:
+    target = run.target
+    try:
+        with ExitStack() as stack:
+            run.drafter.prepare(
+                target_builder(
+                    call.input_ids,
+                    generation_config=call.generation_config,
+                    model_kwargs=call.model_kwargs,
+                    kernels=call.kernels,
+                    stack=stack,
+                )
+            )
+            if isinstance(target, HFTarget):
+                stack.callback(target.close)
+            stack.enter_context(decode_context(call.model))
+            return run.run()
+    except BaseException:
+        if isinstance(target, HFTarget):
+            target.abandon()
+        raise
+    finally:
+        generator.stats = run.stats
+
+
+def _returned(
+    result: Generation,
+    target: HFTarget | ForeignTarget,
+    given: Cache | None,
+    call: Call,
+    *,
+    prompt_length: int,
+) -> Any:
+    """Return what `generate` returns, the caller's cache filled."""
+    if not call.returns_cache:
         return result.sequences
     returned = target.own_cache
     if isinstance(target, HFTarget):
-        _restore_layout(target.cache, target, result, outcome.history.prompt_length)
+        _restore_layout(target.cache, target, result, prompt_length)
         returned = _returned_cache(target.cache, given)
-    if not wants_dict:
+    if not call.generation_config.return_dict_in_generate:
         return result.sequences
     return decoder_output(
         returned, sequences=result.sequences, scores=result.scores, logits=result.logits
     )
 
 
-def _run(
-    run: DecodingRun, model: PreTrainedModel, generator: SelfSpeculativeGenerator
-) -> Generation:
-    try:
-        with decode_context(model):
-            return run.run()
-    except BaseException:
-        if isinstance(run.target, HFTarget):
-            run.target.abandon()
-        raise
-    finally:
-        generator.stats = run.stats
-
-
-def _sparse_target(
-    generator: SelfSpeculativeGenerator,
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    generation_config: Any,
-    model_kwargs: dict[str, Any],
-    *,
-    kernels: str,
-    returns_cache: bool,
-) -> HFTarget:
-    """Return the target whose attention is the library's own, over a `PillarCache`."""
-    model_kwargs = dict(model_kwargs)
-    given: Cache | None = model_kwargs.pop(cache_keyword(), None)
-    if generator.config.kernels != "auto":
-        kernels = generator.config.kernels
-    for op in ATTENTION_OPS:
-        choose(op, kernels, input_ids)
-    max_length = int(generation_config.max_length)
-    check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
-    embeddings = model_kwargs.get("inputs_embeds")
-    before = 0 if embeddings is None else embeddings.shape[1]
-    before += 0 if given is None else int(given.get_seq_length())
-    limit = before + max_length + generator.config.k + 1 + generator.new_drafter().scratch
-    cache = _working_cache(model, given, limit=limit, kernels=kernels)
-    if isinstance(given, StaticCache):
-        past = int(given.get_seq_length())
-        needed = tokens_cached(
-            input_ids, past=past, generation_config=generation_config, kwargs=model_kwargs
-        )
-        import_static(cache, given, rows=input_ids.shape[0], needed=needed)
-    return HFTarget(
-        model,
-        input_ids,
-        generation_config=generation_config,
-        model_kwargs=model_kwargs,
-        cache=cache,
-        # States cannot be cut to where a shorter row ended, and a returned cache must be.
-        lockstep=returns_cache and bool(cache.state_layers),
-    )
-
-
-def _foreign_target(
-    generator: SelfSpeculativeGenerator,
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    generation_config: Any,
-    model_kwargs: dict[str, Any],
-    *,
-    kernels: str,
-    returns_cache: bool,
-) -> ForeignTarget:
-    """Return the target that leaves the model's attention and cache alone."""
-    given = model_kwargs.get(cache_keyword())
-    if isinstance(given, PillarCache) or getattr(given, "offloading", False):
-        raise UnsupportedOptionError(
-            f"{type(model).__name__} keeps a cache of its own; pass a plain DynamicCache, or none"
-        )
-    for layer in getattr(given, "layers", ()):
-        name = type(layer).__name__
-        if "Static" in name or "Quantized" in name:
-            raise UnsupportedOptionError(
-                f"a cache with {name} layers cannot be used with assistant=; "
-                "pass a DynamicCache, or none"
-            )
-    max_length = int(generation_config.max_length)
-    check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
-    return ForeignTarget(
-        model, input_ids, generation_config=generation_config, model_kwargs=model_kwargs
-    )
-
-
 def _outcome(
-    input_ids: Tensor,
-    stopping_criteria: Any,
-    generation_config: Any,
-    streamer: Any,
-    dead_ends: DeadEnds,
-    *,
-    scratch: int,
-    keep_padding: bool,
+    call: Call, stopping_criteria: Any, streamer: Any, dead_ends: DeadEnds
 ) -> tuple[Outcome, Recorder]:
     """Return what follows the rows to their ends, and what keeps the logits that were asked for."""
+    input_ids, generation_config = call.input_ids, call.generation_config
     max_length = int(generation_config.max_length)
     wants_dict = bool(generation_config.return_dict_in_generate)
     recorder = Recorder(
@@ -264,7 +184,7 @@ def _outcome(
     )
     pad = generation_config._pad_token_tensor
     pad_token = 0 if pad is None else int(pad.reshape(-1)[0])
-    history = History(input_ids, capacity=max_length + scratch, fill=pad_token)
+    history = History(input_ids, capacity=max_length + call.scratch, fill=pad_token)
     stop = CriteriaRule(
         stopping_criteria,
         pad_token=pad_token,
@@ -277,28 +197,9 @@ def _outcome(
         stop,
         max_length=max_length,
         emit=None if streamer is None else lambda tokens: streamer.put(tokens.cpu()),
-        keep_padding=keep_padding,
+        keep_padding=call.returns_cache,
     )
     return outcome, recorder
-
-
-def _working_cache(
-    model: PreTrainedModel, given: Cache | None, *, limit: int, kernels: str
-) -> PillarCache:
-    """Return the cache to decode with, holding what the caller's cache holds."""
-    if isinstance(given, PillarCache):
-        cache = given
-        cache.fit(model.config)
-    else:
-        cache = PillarCache(limit=limit, config=model.config)
-        if getattr(given, "offloading", False):
-            raise UnsupportedOptionError(
-                "an offloading cache cannot be used with assistant=; pass a plain DynamicCache"
-            )
-        if given is not None and not isinstance(given, StaticCache):
-            cache.import_from(given)
-    cache.attention = PillarAttention(kernels=kernels)
-    return cache
 
 
 def _parity_options(generator: SelfSpeculativeGenerator, model: PreTrainedModel) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""The target of a `generate` call: the library's attention and cache, or the model's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import StaticCache
+
+from pillarattn.errors import UnsupportedOptionError
+from pillarattn.kernels.dispatch import choose
+from pillarattn.modules.attention import PillarAttention
+from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.compat import Cache, PreTrainedModel, cache_keyword
+from pillarattn.patch.foreign_target import ForeignTarget
+from pillarattn.patch.options import check_prompt
+from pillarattn.patch.static_cache import import_static, tokens_cached
+from pillarattn.patch.target import HFTarget
+
+ATTENTION_OPS = ("draft_attention", "verify_attention", "attention_scores")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call of `generate` brings to its target.
+
+    Attributes:
+        model: patched.
+        input_ids: `[B, L]`.
+        generation_config: as `generate` prepared it.
+        model_kwargs: what else it hands to a decoding method.
+        kernels: "auto", "reference" or "triton".
+        scratch: tokens that a round may write past the length limit.
+        returns_cache: whether the caller will look at the cache.
+    """
+
+    model: PreTrainedModel
+    input_ids: Tensor
+    generation_config: Any
+    model_kwargs: dict[str, Any]
+    kernels: str
+    scratch: int
+    returns_cache: bool
+
+
+def build_target(call: Call, *, sparse: bool, lockstep: bool) -> HFTarget | ForeignTarget:
+    """Return the target of a call; nothing has run yet.
+
+    Args:
+        call: what `generate` was given.
+        sparse: whether the library's attention can act.
+        lockstep: whether rows must advance together.
+
+    Raises:
+        UnsupportedOptionError: a prompt or a cache that cannot be decoded exactly.
+    """
+    target = _sparse_target(call) if sparse else _foreign_target(call)
+    target.lockstep |= lockstep
+    return target
+
+
+def _sparse_target(call: Call) -> HFTarget:
+    """Return the target whose attention is the library's own, over a `PillarCache`."""
+    model, input_ids, generation_config = call.model, call.input_ids, call.generation_config
+    model_kwargs = dict(call.model_kwargs)
+    given: Cache | None = model_kwargs.pop(cache_keyword(), None)
+    for op in ATTENTION_OPS:
+        choose(op, call.kernels, input_ids)
+    max_length = int(generation_config.max_length)
+    check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
+    embeddings = model_kwargs.get("inputs_embeds")
+    before = 0 if embeddings is None else embeddings.shape[1]
+    before += 0 if given is None else int(given.get_seq_length())
+    cache = _working_cache(
+        model, given, limit=before + max_length + call.scratch, kernels=call.kernels
+    )
+    if isinstance(given, StaticCache):
+        past = int(given.get_seq_length())
+        needed = tokens_cached(
+            input_ids, past=past, generation_config=generation_config, kwargs=model_kwargs
+        )
+        import_static(cache, given, rows=input_ids.shape[0], needed=needed)
+    return HFTarget(
+        model,
+        input_ids,
+        generation_config=generation_config,
+        model_kwargs=model_kwargs,
+        cache=cache,
+        # States cannot be cut to where a shorter row ended, and a returned cache must be.
+        lockstep=call.returns_cache and bool(cache.state_layers),
+    )
+
+
+def _foreign_target(call: Call) -> ForeignTarget:
+    """Return the target that leaves the model's attention and cache alone."""
+    model, input_ids, model_kwargs = call.model, call.input_ids, call.model_kwargs
+    given = model_kwargs.get(cache_keyword())
+    if isinstance(given, PillarCache) or getattr(given, "offloading", False):
+        raise UnsupportedOptionError(
+            f"{type(model).__name__} keeps a cache of its own; pass a plain DynamicCache, or none"
+        )
+    for layer in getattr(given, "layers", ()):
+        name = type(layer).__name__
+        if "Static" in name or "Quantized" in name:
+            raise UnsupportedOptionError(
+                f"a cache with {name} layers cannot be used with assistant=; "
+                "pass a DynamicCache, or none"
+            )
+    max_length = int(call.generation_config.max_length)
+    check_prompt(model, input_ids, max_length=max_length, given=given, kwargs=model_kwargs)
+    return ForeignTarget(
+        model, input_ids, generation_config=call.generation_config, model_kwargs=model_kwargs
+    )
+
+
+def _working_cache(
+    model: PreTrainedModel, given: Cache | None, *, limit: int, kernels: str
+) -> PillarCache:
+    """Return the cache to decode with, holding what the caller's cache holds."""
+    if isinstance(given, PillarCache):
+        cache = given
+        cache.fit(model.config)
+    else:
+        cache = PillarCache(limit=limit, config=model.config)
+        if getattr(given, "offloading", False):
+            raise UnsupportedOptionError(
+                "an offloading cache cannot be used with assistant=; pass a plain DynamicCache"
+            )
+        if given is not None and not isinstance(given, StaticCache):
+            cache.import_from(given)
+    cache.attention = PillarAttention(kernels=kernels)
+    return cache
