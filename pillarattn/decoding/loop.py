@@ -102,6 +102,7 @@ class DecodingRun:
         for row, token in enumerate(tokens):
             self.history.commit(row, [token])
             self.recorder.keep(row, logits[row : row + 1], raw[row : row + 1])
+        self.outcome.update(before)
         self._finish_round(before, self.target.cache.lengths)
         sparse = self.selector.sparse_layers(self.target.cache)
         # A layer whose keys are made anew in each pass has left nothing to score: its first round
@@ -164,7 +165,8 @@ class DecodingRun:
         proposed = draft.tokens.tolist()
         following = verdict.next_tokens.tolist()
         width = self._round_width(draft, verdict)
-        stuck = []
+        stuck: list[int] = []
+        chosen: dict[int, list[int]] = {}
         for row in range(history.batch):
             if outcome.is_idle(row):
                 continue
@@ -178,11 +180,10 @@ class DecodingRun:
                 # An error, unless the row ends with the drafts before it.
                 stuck.append(row)
                 tokens.pop()
-            history.commit(row, tokens)
-            if self.recorder.is_on:
-                self.recorder.keep(row, scores[row, : len(tokens)], raw[row, : len(tokens)])
-        base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
+            chosen[row] = tokens
         counted = [outcome.stopped_at[row] is None for row in range(history.batch)]
+        self._commit(chosen, scores, raw)
+        base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
         drafted, steps = draft.proposed(), len(draft.passes)
         self._finish_round(before, RowLengths(base, history.ids.device))
         self._check_possible(stuck)
@@ -221,7 +222,6 @@ class DecodingRun:
     def _finish_round(self, before: list[int], base: RowLengths) -> None:
         """Stop rows, and cut the cache to what is left: all but each row's newest token."""
         self.last_width = max(self.target.cache.lengths.host) - max(base.host)
-        self.outcome.update(before)
         self.emitted = [new - old for new, old in zip(self.history.lengths, before, strict=True)]
         for row, length in enumerate(self.history.lengths):
             self.recorder.truncate(row, length - self.history.prompt_length)
@@ -232,6 +232,28 @@ class DecodingRun:
                 emitted = [max(emitted)] * self.history.batch
             kept = [n + a for n, a in zip(base.host, emitted, strict=True)]
             self.target.keep(RowLengths(kept, self.target.cache.lengths.device))
+
+    def _commit(self, chosen: dict[int, list[int]], scores: Tensor, raw: Tensor) -> None:
+        """Commit the tokens of each row, and stop rows.
+
+        Where rows share one length and the cache is handed back, this goes column by column up to
+        the first one that ends a row: what follows is then padding, as in plain decoding.
+        """
+        outcome, history = self.outcome, self.history
+        width = max(map(len, chosen.values()), default=0)
+        together = self.target.lockstep and outcome.keep_padding
+        step = 1 if together else max(width, 1)
+        for at in range(0, max(width, 1), step):
+            before, running = list(history.lengths), outcome.stopped_at.count(None)
+            for row, tokens in chosen.items():
+                part = tokens[at : at + step]
+                history.commit(row, part)
+                if self.recorder.is_on:
+                    place = slice(at, at + len(part))
+                    self.recorder.keep(row, scores[row, place], raw[row, place])
+            outcome.update(before)
+            if outcome.stopped_at.count(None) < running:
+                break
 
     def _round_width(self, draft: Draft, verdict: Verdict) -> int:
         """Return how many tokens a row may emit in this round.

@@ -19,7 +19,6 @@ from pillarattn.evaluation.probe_pass import TextPass, active
 from pillarattn.evaluation.probe_rounds import RoundProbe
 from pillarattn.evaluation.probe_table import Table
 from pillarattn.evaluation.probe_text import token_ids
-from pillarattn.modules.selector import Selector
 
 # Bytes that the row scores of one piece of the text may take.
 SCORE_MEMORY = 640 * 2**20
@@ -127,7 +126,7 @@ class _Run:
         # One token tells which layers there are, which have windows, and whether all is supported.
         sample = TextPass(model, ids[:1])
         sample.advance(1, logits=False, scored=None)
-        self.sparse = Selector.sparse_layers(probes[0].selector, sample.cache)
+        self.sparse = probes[0].selector.sparse_layers(sample.cache)
         self.kv_heads = sum(sample.layer(i).views()[0].shape[1] for i in self.sparse)
         self.text = TextPass(model, ids, kernels=model.pillarattn_record.kernels)
         self.probes = probes

@@ -141,7 +141,7 @@ def _run(run: DecodingRun, call: Call, generator: SelfSpeculativeGenerator) -> G
             stack.enter_context(decode_context(call.model))
             return run.run()
     except BaseException:
-        if isinstance(target, HFTarget):
+        if isinstance(target, (HFTarget, ForeignTarget)):
             target.abandon()
         raise
     finally:

@@ -31,7 +31,9 @@ class ForeignState:
         self._is_stateful = getattr(model, "_is_stateful", False)
         cache = outputs.get(cache_keyword())
         self.cache: Any = cache if isinstance(cache, Cache) and hasattr(cache, "layers") else None
-        self._names = [name for name in _STATE_NAMES if outputs.get(name) is not None]
+        # Some outputs answer to an older name with the cache itself.
+        others = {name: outputs.get(name) for name in _STATE_NAMES}
+        self._names = [n for n, kept in others.items() if kept is not None and kept is not cache]
         elsewhere = [name for name in (cache_keyword(), *_OTHER_NAMES) if outputs.get(name)]
         # With nothing returned, plain decoding runs the whole text at every token.
         self.is_empty = not (self.cache or self._names or elsewhere or self._is_stateful)

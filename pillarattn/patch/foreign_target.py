@@ -105,6 +105,11 @@ class ForeignTarget:
         self._ids = self._ids[:, : self._ids.shape[1] - extra]
         self.cache.roll_back(lengths)
 
+    def abandon(self) -> None:
+        """Leave the model's cache at the last committed token, after a run that failed."""
+        if self._state is not None:
+            self._state.restore()
+
     def keep(self, lengths: RowLengths) -> None:
         """Commit the verified block up to `lengths`, the same in all rows."""
         assert self._block is not None

@@ -61,11 +61,13 @@ class HiddenTap:
     def catching(self) -> Iterator[None]:
         """Keep the states of the passes inside the block; the chunks of a prompt are joined."""
         self._caught = {}
-        yield
-        parts = [torch.cat(self._caught[at], dim=1) for at in self._layers]
-        # Layers may sit on several devices.
-        self.states = torch.cat([part.to(parts[0].device) for part in parts], dim=-1)
-        self._caught = None
+        try:
+            yield
+            parts = [torch.cat(self._caught[at], dim=1) for at in self._layers]
+            # Layers may sit on several devices.
+            self.states = torch.cat([part.to(parts[0].device) for part in parts], dim=-1)
+        finally:
+            self._caught = None
 
     def close(self) -> None:
         """Take the hooks away."""

@@ -129,6 +129,14 @@ def test_pieces_of_the_text_change_nothing(tiny_model, piece, name):
     check(tiny_model("llama"), PillarConfig(strategy=name, **SPARSE), piece=piece)
 
 
+@pytest.mark.parametrize("name", ["pillar", "quest"])
+def test_rounds_one_at_a_time_change_nothing(tiny_model, monkeypatch, name):
+    from pillarattn.evaluation import probe_rounds
+
+    monkeypatch.setattr(probe_rounds, "MEMORY", 1)
+    check(tiny_model("llama"), PillarConfig(strategy=name, **SPARSE))
+
+
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_every_k(tiny_model, k):
     check(tiny_model("llama"), PillarConfig(**{**SPARSE, "k": k}), temperature=1.0)

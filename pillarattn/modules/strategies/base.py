@@ -83,7 +83,13 @@ class Strategy(ABC):
         return value
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        arguments = {
+            name: value
+            for name, value in vars(self).items()
+            if not name.startswith("_") and not hasattr(Strategy, name)
+        }
+        inside = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        return f"{type(self).__name__}({inside})"
 
 
 class RankedStrategy(Strategy):

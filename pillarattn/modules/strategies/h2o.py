@@ -47,6 +47,3 @@ class HeavyHitterStrategy(RankedStrategy):
         is_recent = positions >= (request.lengths - newest).view(-1, 1, 1)
         largest = mass.amax(dim=-1, keepdim=True).clamp_min(1e-30)
         return (mass / largest).where(~is_recent, 2 + positions)
-
-    def __repr__(self) -> str:
-        return f"HeavyHitterStrategy(decay={self.decay}, recent_share={self.recent_share})"

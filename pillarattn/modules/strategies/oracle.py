@@ -37,6 +37,3 @@ class OracleStrategy(RankedStrategy):
     def extra_reads(self, length: int, k: int) -> float:
         """Return the reads of all keys, without values, at every step."""
         return length / 2
-
-    def __repr__(self) -> str:
-        return f"OracleStrategy(scope={self.scope!r})"

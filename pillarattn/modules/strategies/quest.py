@@ -68,9 +68,6 @@ class QuestStrategy(RankedStrategy):
         """Return the bounds' bytes: two vectors, as a key and its value, for each page."""
         return length / self.page / (k if self.once else 1)
 
-    def __repr__(self) -> str:
-        return f"QuestStrategy(page={self.page}, group={self.group!r}, once={self.once})"
-
 
 def _bounds(keys: Tensor) -> Tensor:
     """Return the smallest and the largest value of each channel, `[B, Hkv, P, 2 * D]`."""

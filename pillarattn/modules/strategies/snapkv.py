@@ -66,6 +66,3 @@ class SnapKVStrategy(RankedStrategy):
         line = torch.arange(request.max_length, device=marks.device)
         rolling = line >= (request.lengths - newest).unsqueeze(-1)
         self._frozen.write(request, marks.masked_fill(rolling.unsqueeze(1), 0.0))
-
-    def __repr__(self) -> str:
-        return f"SnapKVStrategy(window={self.window}, pool={self.pool})"

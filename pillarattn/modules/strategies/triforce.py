@@ -47,9 +47,6 @@ class TriForceStrategy(RankedStrategy):
         """Return the mean keys' bytes: half a key with its value a chunk, once in k steps."""
         return length / self.chunk / 2 / k
 
-    def __repr__(self) -> str:
-        return f"TriForceStrategy(chunk={self.chunk})"
-
 
 def _mean_key(keys: Tensor) -> Tensor:
     return keys.mean(dim=3)

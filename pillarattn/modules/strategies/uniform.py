@@ -26,6 +26,3 @@ class UniformStrategy(RankedStrategy):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + request.round_index)
         shape = (request.lengths.shape[0], request.kv_heads, request.max_length)
         return torch.rand(shape, generator=generator).to(request.lengths.device)
-
-    def __repr__(self) -> str:
-        return f"UniformStrategy(seed={self.seed})"

@@ -78,9 +78,6 @@ class UnionStrategy(RankedStrategy):
         """Return the sum over the parts."""
         return sum(part.extra_reads(length, k) for part in self.parts)
 
-    def __repr__(self) -> str:
-        return f"UnionStrategy(parts={self.parts!r}, shares={self.shares!r})"
-
 
 def _strategy(part: str | RankedStrategy) -> RankedStrategy:
     strategy = STRATEGIES.get(part)() if isinstance(part, str) else part
