@@ -22,7 +22,9 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
         name = torch.cuda.get_device_name(where)
     return {
         "versions": {"python": platform.python_version()}
-        | {p: package_version(p) for p in PACKAGES},
+        | {p: package_version(p) for p in PACKAGES}
+        # The metadata of some builds leaves the build's own suffix out.
+        | {"torch": str(torch.__version__)},
         "platform": platform.platform(),
         "device": str(where),
         "device_name": name,
