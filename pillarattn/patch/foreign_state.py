@@ -33,7 +33,7 @@ class ForeignState:
         self.cache: Any = cache if isinstance(cache, Cache) and hasattr(cache, "layers") else None
         # Some outputs answer to an older name with the cache itself.
         others = {name: outputs.get(name) for name in _STATE_NAMES}
-        self._names = [n for n, kept in others.items() if kept is not None and kept is not cache]
+        self._names = [n for n, k in others.items() if k is not None and k is not self.cache]
         elsewhere = [name for name in (cache_keyword(), *_OTHER_NAMES) if outputs.get(name)]
         # With nothing returned, plain decoding runs the whole text at every token.
         self.is_empty = not (self.cache or self._names or elsewhere or self._is_stateful)
