@@ -11,6 +11,7 @@ import torch
 import typer
 
 from pillarattn.cli.console import check_json_target, human_console, readable_errors, write_json
+from pillarattn.cli.option_types import JsonTarget, MinBudget, Share
 from pillarattn.cli.plan_tables import show_outlook
 from pillarattn.evaluation.demo_model import load_config
 from pillarattn.theory.acceptance import alpha_of, constant_acceptance
@@ -31,83 +32,96 @@ MOST_DRAFTS = 256
 PAPER_RATE = 0.77
 
 
+PlannedModel = Annotated[
+    str,
+    typer.Option(
+        help="A model that is known here, a config.json, a checkpoint folder, a hub name or a "
+        f"model type. Known: {', '.join(KNOWN_MODELS)}."
+    ),
+]
+Gpu = Annotated[
+    str,
+    typer.Option(
+        help=f"{', '.join(HARDWARE)}; or any name with --bandwidth, --tflops and --memory."
+    ),
+]
+Batch = Annotated[int, typer.Option(help="Sequences that decode together.")]
+Length = Annotated[
+    int, typer.Option(help="Tokens that each sequence holds, prompt and output so far.")
+]
+PromptLength = Annotated[
+    int | None, typer.Option(help="Tokens of the prompt pass [default: --length].")
+]
+PlannedDrafts = Annotated[int, typer.Option(help=f"Tokens drafted per round, 1 to {MOST_DRAFTS}.")]
+Rate = Annotated[
+    float,
+    typer.Option(
+        help="Acceptance rate at --k, accepted / drafted; other k assume the same chance per "
+        "draft. The default is the paper's 6.16 of 8."
+    ),
+]
+AcceptanceFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Measured acceptance instead: JSON or JSONL records with k, s, mean_accepted, or "
+        "what `pillarattn generate --json` wrote."
+    ),
+]
+OneStrategy = Annotated[
+    str | None, typer.Option(help="Use only the file's records of this strategy.")
+]
+LargestK = Annotated[int, typer.Option(help="Largest k to try.")]
+Schedule = Annotated[str, typer.Option(help=f"{', '.join(SCHEDULES)}: `generate` is lockstep.")]
+EfficiencyName = Annotated[
+    str, typer.Option(help=f"{', '.join(EFFICIENCIES)}: how close code comes to the ceilings.")
+]
+ScoreMode = Annotated[
+    str, typer.Option(help=f"{', '.join(SCORE_MODES)}: how verification scores keys.")
+]
+LatentReads = Annotated[
+    str,
+    typer.Option(
+        help=f"{', '.join(MLA_CHOICES)}: what latent attention reads; transformers expands."
+    ),
+]
+WeightBytes = Annotated[
+    float | None, typer.Option(help="Bytes of one parameter [default: the config's, else 2].")
+]
+CacheBytes = Annotated[
+    float | None, typer.Option(help="Bytes of one cached value [default: as the weights].")
+]
+Sampling = Annotated[
+    bool, typer.Option("--sampling", help="Count the draft distributions that sampling keeps.")
+]
+Bandwidth = Annotated[float | None, typer.Option(help="Your own bandwidth, in TB/s.")]
+MatrixRate = Annotated[float | None, typer.Option(help="Your own matrix rate, in TFLOP/s.")]
+Memory = Annotated[float | None, typer.Option(help="Your own memory, in GB.")]
+
+
 def plan(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="A model that is known here, a config.json, a checkpoint folder, a hub name or a "
-            f"model type. Known: {', '.join(KNOWN_MODELS)}."
-        ),
-    ] = "smollm2",
-    gpu: Annotated[
-        str,
-        typer.Option(
-            help=f"{', '.join(HARDWARE)}; or any name with --bandwidth, --tflops and --memory."
-        ),
-    ] = "H200-measured",
-    batch: Annotated[int, typer.Option(help="Sequences that decode together.")] = 1,
-    length: Annotated[
-        int, typer.Option(help="Tokens that each sequence holds, prompt and output so far.")
-    ] = 8192,
-    prompt: Annotated[
-        int | None, typer.Option(help="Tokens of the prompt pass [default: --length].")
-    ] = None,
-    k: Annotated[int, typer.Option(help=f"Tokens drafted per round, 1 to {MOST_DRAFTS}.")] = 8,
-    s: Annotated[
-        float, typer.Option(help="Share of the context that a draft may read, 0 < s <= 1.")
-    ] = 0.05,
-    min_budget: Annotated[
-        int, typer.Option(help="Keys per KV head that a draft may always read, in tokens.")
-    ] = 128,
-    acceptance: Annotated[
-        float,
-        typer.Option(
-            help="Acceptance rate at --k, accepted / drafted; other k assume the same chance per "
-            "draft. The default is the paper's 6.16 of 8."
-        ),
-    ] = PAPER_RATE,
-    acceptance_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured acceptance instead: JSON or JSONL records with k, s, mean_accepted, or "
-            "what `pillarattn generate --json` wrote."
-        ),
-    ] = None,
-    strategy: Annotated[
-        str | None, typer.Option(help="Use only the file's records of this strategy.")
-    ] = None,
-    max_k: Annotated[int, typer.Option(help="Largest k to try.")] = 16,
-    schedule: Annotated[
-        str, typer.Option(help=f"{', '.join(SCHEDULES)}: `generate` is lockstep.")
-    ] = "lockstep",
-    efficiency: Annotated[
-        str,
-        typer.Option(help=f"{', '.join(EFFICIENCIES)}: how close code comes to the ceilings."),
-    ] = "kernels",
-    scores: Annotated[
-        str, typer.Option(help=f"{', '.join(SCORE_MODES)}: how verification scores keys.")
-    ] = "pooled",
-    mla: Annotated[
-        str,
-        typer.Option(
-            help=f"{', '.join(MLA_CHOICES)}: what latent attention reads; transformers expands."
-        ),
-    ] = "latent",
-    weight_bytes: Annotated[
-        float | None, typer.Option(help="Bytes of one parameter [default: the config's, else 2].")
-    ] = None,
-    kv_bytes: Annotated[
-        float | None, typer.Option(help="Bytes of one cached value [default: as the weights].")
-    ] = None,
-    sampling: Annotated[
-        bool, typer.Option("--sampling", help="Count the draft distributions that sampling keeps.")
-    ] = False,
-    bandwidth: Annotated[float | None, typer.Option(help="Your own bandwidth, in TB/s.")] = None,
-    tflops: Annotated[float | None, typer.Option(help="Your own matrix rate, in TFLOP/s.")] = None,
-    memory: Annotated[float | None, typer.Option(help="Your own memory, in GB.")] = None,
-    json_to: Annotated[
-        str | None, typer.Option("--json", help="Write the plan as JSON to a file, or to - .")
-    ] = None,
+    model: PlannedModel = "smollm2",
+    gpu: Gpu = "H200-measured",
+    batch: Batch = 1,
+    length: Length = 8192,
+    prompt: PromptLength = None,
+    k: PlannedDrafts = 8,
+    s: Share = 0.05,
+    min_budget: MinBudget = 128,
+    acceptance: Rate = PAPER_RATE,
+    acceptance_file: AcceptanceFile = None,
+    strategy: OneStrategy = None,
+    max_k: LargestK = 16,
+    schedule: Schedule = "lockstep",
+    efficiency: EfficiencyName = "kernels",
+    scores: ScoreMode = "pooled",
+    mla: LatentReads = "latent",
+    weight_bytes: WeightBytes = None,
+    kv_bytes: CacheBytes = None,
+    sampling: Sampling = False,
+    bandwidth: Bandwidth = None,
+    tflops: MatrixRate = None,
+    memory: Memory = None,
+    json_to: JsonTarget = None,
 ) -> None:
     """Print what to expect of sparse self-speculation: bytes, times, speed-up, the best k."""
     console = human_console(json_to)

@@ -16,6 +16,18 @@ from pillarattn.cli.console import (
     write_json,
 )
 from pillarattn.cli.live_text import LiveText
+from pillarattn.cli.option_types import (
+    Device,
+    Drafts,
+    Dtype,
+    JsonTarget,
+    MinBudget,
+    ModelName,
+    Plain,
+    SamplingTemperature,
+    Share,
+    StrategyName,
+)
 from pillarattn.cli.result_tables import show_comparison, show_strategies, show_verdict
 from pillarattn.evaluation.comparison import Comparison, compare
 from pillarattn.evaluation.demo_model import load_model, resolve_device, resolve_dtype
@@ -29,53 +41,44 @@ STRATEGY_TOKENS = 32
 SCHEMA = 1
 
 
+Prompt = Annotated[str | None, typer.Option(help="The text to continue.")]
+PromptFile = Annotated[Path | None, typer.Option(help="A file with the text to continue.")]
+Demo = Annotated[
+    bool, typer.Option("--demo", help="Continue worked mathematics that the library writes.")
+]
+DemoTokens = Annotated[int, typer.Option(help="Length of the demo's text, in tokens.")]
+NewTokens = Annotated[int, typer.Option(help="Tokens to generate.")]
+SharedSeed = Annotated[
+    int | None,
+    typer.Option(help="Sample the same tokens on every run, which also lets plain be compared."),
+]
+Compared = Annotated[
+    str | None,
+    typer.Option(
+        help="Also measure the acceptance of these strategies on the same text, greedily "
+        f"[default with --demo: {DEMO_STRATEGIES}; '' for none].",
+    ),
+]
+
+
 def generate(
-    model: Annotated[
-        str, typer.Option(help="smollm2 (built in), a checkpoint folder, or a hub name.")
-    ] = "smollm2",
-    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="A file with the text to continue.")
-    ] = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Continue worked mathematics that the library writes.")
-    ] = False,
-    prompt_tokens: Annotated[
-        int, typer.Option(help="Length of the demo's text, in tokens.")
-    ] = 2500,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
-    k: Annotated[int, typer.Option(help="Tokens drafted per round; 0 is plain decoding.")] = 8,
-    s: Annotated[
-        float, typer.Option(help="Share of the context that a draft may read, 0 < s <= 1.")
-    ] = 0.05,
-    strategy: Annotated[
-        str, typer.Option(help=f"What chooses the keys: {', '.join(STRATEGIES.names())}.")
-    ] = "pillar",
-    min_budget: Annotated[
-        int, typer.Option(help="Keys per KV head that a draft may always read, in tokens.")
-    ] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above 0 samples.")] = 0.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Sample the same tokens on every run, which also lets plain be compared."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    plain: Annotated[
-        bool, typer.Option("--plain/--no-plain", help="Run plain decoding too, and compare.")
-    ] = True,
-    strategies: Annotated[
-        str | None,
-        typer.Option(
-            help="Also measure the acceptance of these strategies on the same text, greedily "
-            f"[default with --demo: {DEMO_STRATEGIES}; '' for none].",
-        ),
-    ] = None,
-    json_to: Annotated[
-        str | None, typer.Option("--json", help="Write the result as JSON to a file, or to - .")
-    ] = None,
+    model: ModelName = "smollm2",
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    demo: Demo = False,
+    prompt_tokens: DemoTokens = 2500,
+    max_new_tokens: NewTokens = 128,
+    k: Drafts = 8,
+    s: Share = 0.05,
+    strategy: StrategyName = "pillar",
+    min_budget: MinBudget = 128,
+    temperature: SamplingTemperature = 0.0,
+    seed: SharedSeed = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    plain: Plain = True,
+    strategies: Compared = None,
+    json_to: JsonTarget = None,
 ) -> None:
     """Generate by sparse self-speculation, and show what it cost and whether it is lossless."""
     console = human_console(json_to)

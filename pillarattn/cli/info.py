@@ -17,6 +17,7 @@ from pillarattn.cli.console import (
     readable_errors,
     write_json,
 )
+from pillarattn.cli.option_types import JsonTarget
 from pillarattn.evaluation.demo_model import has_demo_model, load_config, resolve_device
 from pillarattn.evaluation.environment import environment
 from pillarattn.kernels.dispatch import implementations
@@ -33,9 +34,7 @@ def info(
             "its config is read, no weights.",
         ),
     ] = None,
-    json_to: Annotated[
-        str | None, typer.Option("--json", help="Write the facts as JSON to a file, or to - .")
-    ] = None,
+    json_to: JsonTarget = None,
 ) -> None:
     """Show versions, device, kernels and strategies, and how a model would be decoded."""
     with readable_errors():

@@ -18,6 +18,14 @@ from pillarattn.cli.console import (
     readable_errors,
     write_json,
 )
+from pillarattn.cli.option_types import (
+    Device,
+    Dtype,
+    Imports,
+    JsonTarget,
+    MinBudget,
+    ModelName,
+)
 from pillarattn.cli.option_values import import_modules
 from pillarattn.cli.probe_tables import show_lengths, show_positions, show_probe
 from pillarattn.config import PARITY_CHOICES, PillarConfig
@@ -32,62 +40,64 @@ DEFAULT_STRATEGIES = "pillar,streaming,quest,oracle,uniform"
 _D = PillarConfig()
 
 
+TextFile = Annotated[Path | None, typer.Option(help="A file with the text to probe.")]
+Dataset = Annotated[
+    Path | None,
+    typer.Option(
+        help="A JSONL file of problems with solutions (fields question or problem, and "
+        "solution), joined to one text. Without --text and --dataset: worked mathematics that "
+        "the library writes."
+    ),
+]
+Tokens = Annotated[int, typer.Option(help="Take the first tokens of the text.")]
+PromptEnd = Annotated[int, typer.Option(help="Tokens of the prompt; the first round begins there.")]
+StrategyNames = Annotated[
+    str, typer.Option(help=f"Strategies, with commas, of {', '.join(STRATEGIES.names())}.")
+]
+DraftsList = Annotated[str, typer.Option(help="Tokens drafted per round; several with commas.")]
+ShareList = Annotated[
+    str, typer.Option(help="Share of the context that a draft may read; several with commas.")
+]
+ProbeTemperature = Annotated[
+    float, typer.Option(help="Of draft and target; 0 compares their most likely tokens.")
+]
+Recent = Annotated[int, typer.Option(help="Newest tokens that every selection keeps.")]
+Sink = Annotated[int, typer.Option(help="First tokens that every selection keeps.")]
+Parity = Annotated[
+    str, typer.Option(help=f"{' or '.join(PARITY_CHOICES)}: select as the paper's code does.")
+]
+Positions = Annotated[
+    bool, typer.Option("--positions", help="Also show acceptance by draft position.")
+]
+PerRound = Annotated[
+    bool, typer.Option("--per-round", help="Keep each round's figures in the record.")
+]
+SaveTo = Annotated[
+    Path | None, typer.Option(help="Write the record as JSON Lines, one line a strategy.")
+]
+
+
 def probe(
-    model: Annotated[
-        str, typer.Option(help="smollm2 (built in), a checkpoint folder, or a hub name.")
-    ] = "smollm2",
-    text: Annotated[Path | None, typer.Option(help="A file with the text to probe.")] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(
-            help="A JSONL file of problems with solutions (fields question or problem, and "
-            "solution), joined to one text. Without --text and --dataset: worked mathematics that "
-            "the library writes."
-        ),
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="Take the first tokens of the text.")] = 2048,
-    start: Annotated[
-        int, typer.Option(help="Tokens of the prompt; the first round begins there.")
-    ] = 1024,
-    strategies: Annotated[
-        str, typer.Option(help=f"Strategies, with commas, of {', '.join(STRATEGIES.names())}.")
-    ] = DEFAULT_STRATEGIES,
-    k: Annotated[str, typer.Option(help="Tokens drafted per round; several with commas.")] = "8",
-    s: Annotated[
-        str,
-        typer.Option(help="Share of the context that a draft may read; several with commas."),
-    ] = "0.05",
-    temperature: Annotated[
-        float, typer.Option(help="Of draft and target; 0 compares their most likely tokens.")
-    ] = 0.6,
-    min_budget: Annotated[
-        int, typer.Option(help="Keys per KV head that a draft may always read, in tokens.")
-    ] = _D.min_budget,
-    recent: Annotated[
-        int, typer.Option(help="Newest tokens that every selection keeps.")
-    ] = _D.recent,
-    sink: Annotated[int, typer.Option(help="First tokens that every selection keeps.")] = _D.sink,
-    parity: Annotated[
-        str, typer.Option(help=f"{' or '.join(PARITY_CHOICES)}: select as the paper's code does.")
-    ] = _D.parity,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    import_: Annotated[
-        list[str] | None,
-        typer.Option("--import", help="A Python module that registers a strategy."),
-    ] = None,
-    positions: Annotated[
-        bool, typer.Option("--positions", help="Also show acceptance by draft position.")
-    ] = False,
-    per_round: Annotated[
-        bool, typer.Option("--per-round", help="Keep each round's figures in the record.")
-    ] = False,
-    save: Annotated[
-        Path | None, typer.Option(help="Write the record as JSON Lines, one line a strategy.")
-    ] = None,
-    json_to: Annotated[
-        str | None, typer.Option("--json", help="Write the table as JSON to a file, or to - .")
-    ] = None,
+    model: ModelName = "smollm2",
+    text: TextFile = None,
+    dataset: Dataset = None,
+    tokens: Tokens = 2048,
+    start: PromptEnd = 1024,
+    strategies: StrategyNames = DEFAULT_STRATEGIES,
+    k: DraftsList = "8",
+    s: ShareList = "0.05",
+    temperature: ProbeTemperature = 0.6,
+    min_budget: MinBudget = _D.min_budget,
+    recent: Recent = _D.recent,
+    sink: Sink = _D.sink,
+    parity: Parity = _D.parity,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    import_: Imports = None,
+    positions: Positions = False,
+    per_round: PerRound = False,
+    save: SaveTo = None,
+    json_to: JsonTarget = None,
 ) -> None:
     """Measure acceptance on a given text, teacher-forced: nothing is generated or sampled."""
     console = human_console(json_to)

@@ -13,6 +13,7 @@ from pillarattn.cli.console import (
     readable_errors,
     write_json,
 )
+from pillarattn.cli.option_types import JsonTarget
 from pillarattn.evaluation.report import FORMATS, Report
 from pillarattn.evaluation.report import report as make_report
 
@@ -36,9 +37,7 @@ def report(
     plots: Annotated[
         bool, typer.Option("--plots/--no-plots", help="Draw figures too, with matplotlib.")
     ] = True,
-    json_to: Annotated[
-        str | None, typer.Option("--json", help="Write the tables as JSON to a file, or to - .")
-    ] = None,
+    json_to: JsonTarget = None,
 ) -> None:
     """Turn results into Markdown, CSV and HTML tables, and figures."""
     console = human_console(json_to)

@@ -17,6 +17,7 @@ from pillarattn.cli.console import (
     write_json,
 )
 from pillarattn.cli.evaluation_tables import show_cells
+from pillarattn.cli.option_types import AllowCode, Imports, JsonTarget, KeepTexts
 from pillarattn.cli.option_values import check_names, import_modules, parse_axes, parse_pairs
 from pillarattn.evaluation.eval_config import EvalConfig
 from pillarattn.evaluation.results import MERGED, read_records, result_files
@@ -27,49 +28,42 @@ from pillarattn.evaluation.sweep_grid import expand, read_sweep
 SCHEMA = 1
 
 
+SweepFile = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A YAML, JSON or TOML file with `base` (what all cells share), `grid` (lists of "
+        "what varies) and `cells` (single ones). Left out: --set and --grid say it all."
+    ),
+]
+Folder = Annotated[Path, typer.Option(help="Folder of the results; an existing one is resumed.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE for every cell, over the file; repeatable."),
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=VALUE,VALUE,...: an axis, over the file's; repeatable."),
+]
+RetryFailed = Annotated[
+    bool,
+    typer.Option("--retry-failed/--keep-failed", help="Run cells again that have failed."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="List the cells and their hashes; run nothing.")
+]
+
+
 def sweep(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A YAML, JSON or TOML file with `base` (what all cells share), `grid` (lists of "
-            "what varies) and `cells` (single ones). Left out: --set and --grid say it all."
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder of the results; an existing one is resumed.")
-    ] = Path("sweep"),
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="NAME=VALUE for every cell, over the file; repeatable."),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE,VALUE,...: an axis, over the file's; repeatable."),
-    ] = None,
-    retry_failed: Annotated[
-        bool,
-        typer.Option("--retry-failed/--keep-failed", help="Run cells again that have failed."),
-    ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the cells and their hashes; run nothing.")
-    ] = False,
-    allow_code_execution: Annotated[
-        bool,
-        typer.Option(
-            "--allow-code-execution",
-            help="Run programs that the model writes, with your rights and a time limit.",
-        ),
-    ] = False,
-    import_: Annotated[
-        list[str] | None,
-        typer.Option("--import", help="A Python module that registers a strategy or a task."),
-    ] = None,
-    keep_texts: Annotated[
-        bool, typer.Option("--keep-texts", help="Keep the generated texts in the records.")
-    ] = False,
-    json_to: Annotated[
-        str | None, typer.Option("--json", help="Write all records as JSON to a file, or to - .")
-    ] = None,
+    file: SweepFile = None,
+    out: Folder = Path("sweep"),
+    set_: Settings = None,
+    grid: Axes = None,
+    retry_failed: RetryFailed = True,
+    dry_run: DryRun = False,
+    allow_code_execution: AllowCode = False,
+    import_: Imports = None,
+    keep_texts: KeepTexts = False,
+    json_to: JsonTarget = None,
 ) -> None:
     """Run every cell of a grid that has no result yet; `accelerate launch` spreads them.
 
