@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +18,8 @@ from pillarattn.patch.compat import Cache, CacheLayerMixin, DynamicCache, Linear
 # Set on the keys that a layer hands to the model, which passes them to its attention function: that
 # is how the function finds its layer, also in models that use a module more than once per forward.
 ORIGIN = "pillarattn_origin"
+# Set on a cache while a generation uses it.
+_HOLDER = "_holder"
 
 
 class PillarCache(ContiguousCache, Cache):
@@ -63,6 +67,29 @@ class PillarCache(ContiguousCache, Cache):
             made.append(own)
         if any(type(layer) is not PillarCacheLayer for layer in made):
             self.layers.extend(made)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Hold the cache for one generation.
+
+        Raises:
+            UnsupportedOptionError: another one holds it.
+        """
+        mine = object()
+        # A single step of the interpreter, so that two threads cannot both find it free.
+        if self.__dict__.setdefault(_HOLDER, mine) is not mine:
+            raise UnsupportedOptionError(
+                "this PillarCache is in use by another generation that has not ended; give each "
+                "generation and each thread a PillarCache of its own"
+            )
+        try:
+            yield
+        finally:
+            self.__dict__.pop(_HOLDER, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy belongs to nobody yet.
+        return {name: value for name, value in self.__dict__.items() if name != _HOLDER}
 
     @property
     def state_layers(self) -> list[Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from pillarattn.errors import UnsupportedModelError, UnsupportedOptionError
 from pillarattn.patch.attention_function import register
-from pillarattn.patch.compat import PreTrainedModel
+from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.compat import PreTrainedModel, cache_keyword
 from pillarattn.patch.compiled import EagerSwitch
 from pillarattn.patch.decode import decode
 from pillarattn.patch.support import SUPPORTED_ATTENTION
@@ -58,7 +59,7 @@ class PatchRecord:
 
         Raises:
             UnsupportedOptionError: before any compute, for a prompt or a strategy that does not fit
-                the model.
+                the model, or a cache that another generation is using.
         """
         mask = prepared.get("attention_mask")
         is_padded = mask is not None and not bool(mask.all())
@@ -76,7 +77,13 @@ class PatchRecord:
                 "caches latents that they are made of; use a strategy that ranks by scores or by "
                 "position, such as 'pillar' or 'streaming'"
             )
-        with self.active() if sparse else nullcontext(), self.own_code.active(model):
+        given = prepared.get(cache_keyword())
+        with ExitStack() as stack:
+            if isinstance(given, PillarCache):
+                stack.enter_context(given.in_use())
+            if sparse:
+                stack.enter_context(self.active())
+            stack.enter_context(self.own_code.active(model))
             return decode(
                 generator,
                 model,

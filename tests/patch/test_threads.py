@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -213,3 +214,58 @@ def test_the_compiler_is_as_it_was_whichever_thread_ends_first(tiny_model, promp
         assert graphs, "nothing is compiled any more, anywhere in the process"
     finally:
         torch.compiler.set_stance("default")
+
+
+def test_a_cache_serves_one_generation_at_a_time(pair, prompt, drafting):
+    """The second one is refused before it has touched anything; the first one goes on unharmed."""
+    plain, model = pair()
+    cache, refused, copies = pillarattn.PillarCache(), [], []
+
+    def again(held):
+        try:
+            call = {**NEW, cache_keyword(): held}
+            return model.generate(prompt(1, 12), **call, assistant=drafting()).tolist()
+        except Exception as error:
+            refused.append(error)
+
+    class Intrudes:
+        def __init__(self):
+            self.puts = 0
+
+        def put(self, value):
+            self.puts += 1
+            if self.puts == 3:
+                thread = threading.Thread(target=again, args=(cache,))
+                thread.start()
+                thread.join(60)
+                copies.append(copy.deepcopy(cache))
+
+        def end(self):
+            pass
+
+    options = {**NEW, cache_keyword(): cache, "streamer": Intrudes()}
+    got = model.generate(prompt(1, 12), **options, assistant=drafting())
+    assert got.tolist() == plain.generate(prompt(1, 12), **NEW).tolist()
+    assert len(refused) == 1 and type(refused[0]) is pillarattn.errors.UnsupportedOptionError
+    assert "in use by another generation" in str(refused[0])
+    # Free again for the next turn, and so is a copy that was made in between.
+    more = torch.cat([got, prompt(1, 3, seed=5)], dim=1)
+    turn = {**NEW, cache_keyword(): cache}
+    want = plain.generate(more, **NEW).tolist()
+    assert model.generate(more, **turn, assistant=drafting()).tolist() == want
+    with copies[0].in_use():
+        pass
+
+
+def test_a_failed_generation_lets_its_cache_go(pair, prompt, drafting):
+    _, model = pair()
+    cache = pillarattn.PillarCache()
+
+    class Breaks(InStep):
+        def put(self, value):
+            raise BrokenPipeError
+
+    call = {**NEW, cache_keyword(): cache}
+    with pytest.raises(BrokenPipeError):
+        model.generate(prompt(1, 12), **call, assistant=drafting(), streamer=Breaks(None))
+    model.generate(prompt(1, 12), **call, assistant=drafting())
