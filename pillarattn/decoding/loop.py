@@ -175,7 +175,6 @@ class DecodingRun:
             if not outcome.runs_on(row):
                 tokens = [outcome.stop.pad_token] * (draft.k + 1)
             tokens = tokens[: min(width, outcome.max_length - before[row])]
-            verdict.accepted[row] = min(accepted, width)
             if tokens[-1] < 0:
                 # An error, unless the row ends with the drafts before it.
                 stuck.append(row)
@@ -187,12 +186,14 @@ class DecodingRun:
         drafted, steps = draft.proposed(), len(draft.passes)
         self._finish_round(before, RowLengths(base, history.ids.device))
         self._check_possible(stuck)
+        # In lockstep a round may end before what was accepted does; the rest was not emitted.
+        kept = list(map(min, verdict.accepted, self.emitted))
         self.rounds.extend(
             RowRound(
                 row,
                 before[row],
                 drafted[row],
-                verdict.accepted[row],
+                kept[row],
                 emitted,
                 steps,
                 *self._keys[row],
@@ -202,7 +203,7 @@ class DecodingRun:
         )
         seen = [row for row in range(history.batch) if counted[row]]
         for policy in (self.draft_length, self.draft_share):
-            policy.observe([drafted[r] for r in seen], [verdict.accepted[r] for r in seen])
+            policy.observe([drafted[r] for r in seen], [kept[r] for r in seen])
 
     def select(self, buffer: ScoreBuffer) -> None:
         """Choose the keys of the next round from what the verify pass saw."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, Self, TypeVar
 
 from pillarattn.registry import Registry
@@ -56,3 +58,40 @@ def shown(part: Any) -> str:
     arguments = {key: value for key, value in named_arguments(part).items() if key != "name"}
     inside = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     return f"{type(part).__name__}({inside})"
+
+
+class NamedPart(ABC):
+    """A part with a registered name, whose plain public attributes are its arguments.
+
+    Attributes:
+        name: the registered name.
+    """
+
+    name: str = ""
+
+    @abstractmethod
+    def fresh(self) -> Self:
+        """Return a copy for one generation, without history."""
+
+    def reset(self) -> None:
+        """Forget a generation."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name and the plain arguments, as a config stores them."""
+        return named_arguments(self)
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class RoundPolicy(NamedPart):
+    """A part that chooses something for each round by the rounds that are over."""
+
+    def observe(self, drafted: list[int], accepted: list[int]) -> None:
+        """Learn how many tokens were drafted, and accepted and kept, in the rows of a round."""
+
+    def fresh(self) -> Self:
+        """Return a copy for one generation, without history."""
+        new = copy.deepcopy(self)
+        new.reset()
+        return new

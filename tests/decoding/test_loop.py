@@ -251,6 +251,27 @@ def test_rows_that_have_ended_are_in_no_count(fakes, lm, prompt, keep_padding, p
     assert stats.draft_steps == stats.drafted
 
 
+@pytest.mark.parametrize("eos", range(11))
+def test_accepted_drafts_that_lockstep_cuts_off_do_not_count(fakes, lm, prompt, eos):
+    """A row that ends inside a block ends the round of the others, accepted drafts or not."""
+    run = fakes.build_run(
+        fakes.AttentionTarget(lm, prompt), new_tokens=30, keep_padding=True,
+        stop=fakes.EndRule(70, eos=[eos]), strategy="full",
+    )  # fmt: skip
+    run.target.lockstep = True
+    told = []
+    run.draft_length.observe = lambda drafted, accepted: told.extend(accepted)
+    run.run()
+    assert run.rounds and all(0 <= one.accepted <= one.emitted for one in run.rounds)
+    assert told == [one.accepted for one in run.rounds]
+    # In lockstep every running row emits as many tokens.
+    for start in {one.start for one in run.rounds}:
+        assert len({one.emitted for one in run.rounds if one.start == start}) == 1
+    kept = [min(one.accepted, max(0, run.outcome.stopped_at[one.row] - one.start))
+            for one in run.rounds]  # fmt: skip
+    assert run.stats.accepted == sum(kept)
+
+
 @pytest.mark.parametrize("strategy", ["pillar", "streaming", "full"])
 def test_windowed_layers_never_count_more_keys_than_full_attention(fakes, strategy):
     lm = fakes.AttentionLM(seed=4, window=8)

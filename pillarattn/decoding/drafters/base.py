@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,7 +12,7 @@ from pillarattn.datatypes import Draft
 from pillarattn.decoding.acceptance.base import AcceptanceRule
 from pillarattn.decoding.draft_length import ConstantLength, DraftLength
 from pillarattn.decoding.history import History
-from pillarattn.decoding.parts import named_arguments, shown
+from pillarattn.decoding.parts import NamedPart
 from pillarattn.decoding.target import LogitsRule, Target
 from pillarattn.modules.step import StepState
 from pillarattn.registry import Registry
@@ -53,20 +53,18 @@ class DraftRequest:
         return [row for row in range(self.history.batch) if row not in self.idle]
 
 
-class Drafter(ABC):
+class Drafter(NamedPart):
     """Proposes up to k tokens a row and leaves the target's cache at the length it found.
 
     A draft may depend on anything but the tokens that the target is yet to choose. Its `probs` must
     be what each token was drawn from, given the tokens before it.
 
     Attributes:
-        name: the registered name.
         needs_selections: whether drafts run the target over selected keys; if not, verification
             spares the work of scoring and selecting.
         reads_target: whether drafts go on from what the target's last pass left behind.
     """
 
-    name: str = ""
     needs_selections: bool = True
     reads_target: bool = False
 
@@ -90,16 +88,6 @@ class Drafter(ABC):
         new = copy.copy(self)
         new.reset()
         return new
-
-    def reset(self) -> None:
-        """Forget a generation."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the name and the plain arguments, as a config stores them."""
-        return named_arguments(self)
-
-    def __repr__(self) -> str:
-        return shown(self)
 
 
 DRAFTERS: Registry[Drafter] = Registry("drafter")
