@@ -68,18 +68,7 @@ def draft_attention(
     check_attention_inputs(
         query, keys, values, lengths=lengths, window=window, softcap=softcap, sinks=sinks
     )
-    batch, kv_heads = keys.shape[:2]
-    if query.shape[2] != 1:
-        raise ValueError(
-            f"draft attention takes one query row per sequence, got {query.shape[2]}; "
-            "use verify_attention for more"
-        )
-    check_integers("indices", indices, (batch, kv_heads, None), "[B, Hkv, N]")
-    check_integers("counts", counts, (batch, kv_heads), "[B, Hkv]")
-    check_integers("tail_start", tail_start, (batch,), "[B]")
-    check_one_device(query=query, indices=indices, counts=counts, tail_start=tail_start, lse=lse)
-    if lse is not None:
-        check_shape("lse", lse, (batch, query.shape[1], 1), "[B, Hq, 1]")
+    _check_selection(query, keys, indices=indices, counts=counts, tail_start=tail_start, lse=lse)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     compute = choose(
         "draft_attention",
@@ -104,3 +93,27 @@ def draft_attention(
         lse=lse,
     )
     return out
+
+
+def _check_selection(
+    query: Tensor,
+    keys: Tensor,
+    *,
+    indices: Tensor,
+    counts: Tensor,
+    tail_start: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """Raise `ValueError` unless one query row comes with a selection and outputs that fit it."""
+    batch, kv_heads = keys.shape[:2]
+    if query.shape[2] != 1:
+        raise ValueError(
+            f"draft attention takes one query row per sequence, got {query.shape[2]}; "
+            "use verify_attention for more"
+        )
+    check_integers("indices", indices, (batch, kv_heads, None), "[B, Hkv, N]")
+    check_integers("counts", counts, (batch, kv_heads), "[B, Hkv]")
+    check_integers("tail_start", tail_start, (batch,), "[B]")
+    check_one_device(query=query, indices=indices, counts=counts, tail_start=tail_start, lse=lse)
+    if lse is not None:
+        check_shape("lse", lse, (batch, query.shape[1], 1), "[B, Hq, 1]")

@@ -17,6 +17,8 @@ from pillarattn.kernels.verify_attention.triton_kernel import verify_kernel
 LOG2E = 1.4426950408889634
 # Newest keys whose log-sum-exp stands in for an unknown normaliser of pooled scores.
 PROBE = 128
+# Width of a value block where there are no values: the smallest that the kernel compiles with.
+NO_VALUES = 16
 
 
 def launch(
@@ -45,10 +47,10 @@ def launch(
     Raises:
         ValueError: pooled scores of more rows than one block holds.
     """
-    batch, query_heads, queries, dim = query.shape
+    batch, query_heads, queries, _ = query.shape
     kv_heads, size = keys.shape[1], keys.shape[2]
     group = query_heads // kv_heads
-    value_dim = 16 if values is None else values.shape[3]
+    value_dim = NO_VALUES if values is None else values.shape[3]
     out = None
     if values is not None:
         shape = (batch, query_heads, queries, value_dim)
@@ -72,18 +74,64 @@ def launch(
         part_lse = torch.empty(splits, rows, dtype=torch.float32, device=query.device)
         if values is not None:
             part = torch.empty(splits, rows, value_dim, dtype=torch.float32, device=query.device)
+    _run_kernel(
+        (batch * kv_heads, blocks, splits),
+        (query, keys, values, lengths.contiguous(), sinks, normaliser),
+        (out, part, lse if part_lse is None else part_lse, pooled),
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        split=split,
+        tiles=tiles,
+        has_lse=lse is not None,
+    )
+    if part_lse is not None:
+        combine_splits(
+            part, part_lse, out, heads=query_heads, queries=queries, sinks=sinks, lse=lse
+        )
+    return out
+
+
+def _run_kernel(
+    grid: tuple[int, int, int],
+    inputs: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None],
+    outputs: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    split: int,
+    tiles: VerifyTiles,
+    has_lse: bool,
+) -> None:
+    """Spell out strides and compile-time constants of one launch.
+
+    Args:
+        grid: rows times KV heads, blocks of query rows, splits of the keys.
+        inputs: query, keys, values, lengths, sinks, normaliser.
+        outputs: output, its parts by split, log-sum-exps (by split where there are several), pooled
+            scores; None is not written.
+        split: keys of one split.
+        has_lse: whether the log-sum-exps are wanted by the caller.
+        others: as `launch`.
+    """
+    query, keys, values, lengths, sinks, normaliser = inputs
+    out, part, lse, pooled = outputs
     shown = keys if values is None else values
+    query_heads, queries, dim = query.shape[1:]
+    kv_heads = keys.shape[1]
+    value_dim = NO_VALUES if values is None else values.shape[3]
     with torch.cuda.device_of(query):
-        verify_kernel[(batch * kv_heads, blocks, splits)](
+        verify_kernel[grid](
             query,
             keys,
             shown,
-            lengths.contiguous(),
+            lengths,
             sinks,
             normaliser,
             out,
             part,
-            lse if part_lse is None else part_lse,
+            lse,
             pooled,
             *query.stride()[:3],
             *keys.stride()[:3],
@@ -96,7 +144,7 @@ def launch(
             0.0 if softcap is None else softcap,
             0 if window is None else window,
             split,
-            G=group,
+            G=query_heads // kv_heads,
             D=dim,
             DV=value_dim,
             BLOCK_M=tiles.block_rows,
@@ -105,21 +153,16 @@ def launch(
             BLOCK_DV=padded(value_dim),
             STAGES=tiles.stages,
             BRANCH=tiles.branch,
-            DIRECT=splits == 1,
+            DIRECT=grid[2] == 1,
             POOLED=pooled is not None,
             HAS_VALUES=values is not None,
             HAS_SINKS=sinks is not None,
             HAS_CAP=softcap is not None,
             HAS_WINDOW=window is not None,
-            HAS_LSE=lse is not None,
+            HAS_LSE=has_lse,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-    if part_lse is not None:
-        combine_splits(
-            part, part_lse, out, heads=query_heads, queries=queries, sinks=sinks, lse=lse
-        )
-    return out
 
 
 def verify_attention(
