@@ -45,6 +45,9 @@ class Selector:
         score_dtype: what pooled scores are rounded to (the paper's code: fp16).
         all_rows: pool the rows of rejected drafts too (the paper's code does).
         kernels: "auto", "reference" or "triton".
+
+    Attributes:
+        mean_over_ranks: see `SelectionRequest`; set where other processes hold more heads.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Selector:
         self.score_dtype = score_dtype
         self.all_rows = all_rows
         self.kernels = kernels
+        self.mean_over_ranks: Callable[[Tensor], Tensor] | None = None
         self.round_index = 0
         self._indices: dict[int, int] = {}
         self._chosen: dict[int, Selection] = {}
@@ -299,6 +303,7 @@ class Selector:
             query=query,
             step=step,
             host_lengths=lengths.host * len(layers),
+            mean_over_ranks=self.mean_over_ranks,
         )
 
     def _scores(

@@ -16,6 +16,12 @@ from pillarattn.decoding.history import History
 from pillarattn.decoding.loop import DecodingRun
 from pillarattn.decoding.outcome import Outcome, Recorder
 from pillarattn.decoding.stats import GenerationStats
+from pillarattn.patch.agreed_choices import (
+    agreed_length,
+    agreed_rule,
+    agreed_share,
+    agreed_stop,
+)
 from pillarattn.patch.assistant import target_builder
 from pillarattn.patch.build_target import Call, build_target
 from pillarattn.patch.cache_adapter import PillarCache
@@ -38,6 +44,7 @@ from pillarattn.patch.options import (
 from pillarattn.patch.static_cache import export_static
 from pillarattn.patch.stopping import CriteriaRule
 from pillarattn.patch.target import HFTarget
+from pillarattn.patch.tensor_parallel import ranks_of
 
 
 def decode(
@@ -80,6 +87,16 @@ def decode(
     check_generation_config(generation_config)
     check_processors(logits_processor)
     check_model(model)
+    ranks = ranks_of(model)
+    if ranks is not None:
+        ranks.check_same(
+            "prompts or settings",
+            input_ids,
+            model_kwargs.get("attention_mask"),
+            generation_config.max_length,
+            generation_config.do_sample,
+            generator,
+        )
     rule = generator.new_rule(do_sample=bool(generation_config.do_sample))
     drafter = generator.new_drafter()
     if not sparse and drafter.needs_selections:
@@ -100,21 +117,23 @@ def decode(
         returns_cache=wants_dict or is_users,
     )
     target = build_target(call, sparse=sparse, lockstep=lockstep)
+    selector = generator.new_selector()
+    selector.mean_over_ranks = None if ranks is None else ranks.mean
     dead_ends = DeadEnds()
     outcome, recorder = _outcome(call, stopping_criteria, streamer, dead_ends)
     run = DecodingRun(
         target=target,
         drafter=drafter,
-        rule=rule,
+        rule=agreed_rule(rule, ranks),
         process=ProcessorRule(logits_processor, dead_ends),
-        selector=generator.new_selector(),
+        selector=selector,
         history=outcome.history,
         outcome=outcome,
         recorder=recorder,
         stats=GenerationStats(),
         k=generator.config.k,
-        draft_length=generator.new_draft_length(),
-        draft_share=generator.new_draft_share(),
+        draft_length=agreed_length(generator.new_draft_length(), ranks),
+        draft_share=agreed_share(generator.new_draft_share(), ranks),
         **_parity_options(generator, model),
     )
     result = _run(run, call, generator)
@@ -194,7 +213,7 @@ def _outcome(
     )
     outcome = Outcome(
         history,
-        stop,
+        agreed_stop(stop, stopping_criteria, ranks_of(call.model)),
         max_length=max_length,
         emit=None if streamer is None else lambda tokens: streamer.put(tokens.cpu()),
         keep_padding=call.returns_cache,

@@ -19,6 +19,7 @@ from pillarattn.patch.preflight_passes import (
     sparse_blocks,
 )
 from pillarattn.patch.support import field
+from pillarattn.patch.tensor_parallel import ranks_of
 from pillarattn.patch.wrappers import weights_device
 
 if TYPE_CHECKING:
@@ -69,9 +70,23 @@ def preflight(model: PreTrainedModel, record: PatchRecord) -> None:
             if record.dense_reason is not None:
                 _guarded(model, lambda: _compare(model, plain, foreign_blocks(model, ids)))
             _check_padding(model, record, ids)
+            _check_agreement(model, record)
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _check_agreement(model: PreTrainedModel, record: PatchRecord) -> None:
+    ranks = ranks_of(model)
+    if ranks is not None:
+        ranks.check_same(
+            "models: their preflights differ",
+            record.dense_reason,
+            record.lockstep,
+            record.pads_foreign,
+            record.padding_reason,
+            record.stores_latents,
+        )
 
 
 def _check_padding(model: PreTrainedModel, record: PatchRecord, ids: Tensor) -> None:
@@ -136,10 +151,14 @@ def _compare_sparse(
 def _compare(model: PreTrainedModel, plain: Tensor, blocks: dict[str, Tensor]) -> None:
     is_exact = model.dtype in (torch.float32, torch.float64)
     tolerance = EXACT_TOLERANCE if is_exact else COARSE_TOLERANCE
+    ranks = ranks_of(model)
     for name, logits in blocks.items():
         difference = logits - plain[:, plain.shape[1] - logits.shape[1] :]
         size = difference.abs().max() if is_exact else difference.square().mean().sqrt()
         gap = float(size / plain.std().clamp_min(1e-6))
+        if ranks is not None:
+            # All must take the same way from here: each pass needs all of them.
+            gap = ranks.worst(gap)
         if not gap <= tolerance:
             raise UnsupportedModelError(
                 f"{type(model).__name__}: a {name} block of {BLOCK} tokens differs from single "

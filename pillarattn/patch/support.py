@@ -11,6 +11,7 @@ from pillarattn.modules.cache import ContiguousLayer
 from pillarattn.patch.attention_function import PREFIX
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel
+from pillarattn.patch.tensor_parallel import kv_head_refusal
 
 SUPPORTED_ATTENTION = ("sdpa", "eager")
 
@@ -36,7 +37,7 @@ def refusal(model: Any) -> str | None:
             f"{name} uses attn_implementation={implementation!r}; load it with one of "
             f"{', '.join(map(repr, SUPPORTED_ATTENTION))}"
         )
-    return None
+    return kv_head_refusal(model)
 
 
 def dense_reason(model: PreTrainedModel) -> str | None:

@@ -49,6 +49,8 @@ class SelectionRequest:
         query: `[R, Hq, D]`, the draft step's own query, for `needs_queries`.
         step: draft step that asks, 0 for the round's first; None between rounds.
         host_lengths: `lengths` on the host, where the caller knows them.
+        mean_over_ranks: averages a tensor over the processes that share the layer's heads; None:
+            all heads are here.
     """
 
     lengths: Tensor
@@ -66,6 +68,7 @@ class SelectionRequest:
     query: Tensor | None = None
     step: int | None = None
     host_lengths: tuple[int, ...] = field(default=(), repr=False)
+    mean_over_ranks: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
 
     @property
     def layer_indices(self) -> tuple[int, ...]:
@@ -100,6 +103,14 @@ class SelectionRequest:
         if self.score_rows is None:
             raise ValueError("row scores were not kept; set needs_row_scores = True")
         return self.score_rows(which)
+
+    def mean_over_heads(self, values: Tensor) -> Tensor:
+        """Return the mean of `values` `[R, Hkv, ...]` over all KV heads of a layer, `[R, ...]`.
+
+        Heads that other ranks of a tensor-parallel model hold count too.
+        """
+        mean = values.mean(dim=1)
+        return mean if self.mean_over_ranks is None else self.mean_over_ranks(mean)
 
     def keep_best(
         self,

@@ -26,5 +26,6 @@ class VegasStrategy(RankedStrategy):
         """Rank keys by the mean over heads and both rows, the same for every KV head."""
         last = self.given(request.rows, "scores").unsqueeze(-1) - 1
         first = last if request.round_index == 0 else torch.zeros_like(last)
-        mean = request.row_scores(torch.cat([first, last], dim=1)).mean(dim=(1, 2))
+        both = request.row_scores(torch.cat([first, last], dim=1))
+        mean = request.mean_over_heads(both.mean(dim=2))
         return mean.unsqueeze(1).expand(-1, request.kv_heads, -1)
