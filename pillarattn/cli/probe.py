@@ -141,7 +141,7 @@ def probe(
                 per_round=per_round,
                 on_progress=advance,
             )
-    table.about |= {"model": model, "text": str(text or dataset or "worked maths")}
+    table.about |= {"model": model, "text": str(text or dataset or "worked_maths")}
     show_probe(console, table)
     if positions:
         show_positions(console, table)

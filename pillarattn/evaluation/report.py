@@ -141,7 +141,8 @@ def report_figures(rows: Sequence[ReportRow]) -> dict[str, Axes]:
             figures[f"acceptance-vs-s-{key}"] = plot_acceptance_vs_s(group)
     for key, group in _groups(rows, "k", "s").items():
         figures[f"acceptance-by-position-{key}"] = plot_acceptance_by_position(group)
-        if len({one["from"] for row in group for one in row.by_length}) > 1:
+        # Lines, not lonely points: most rows must have rounds in several octaves.
+        if 2 * sum(len(row.by_length) > 1 for row in group) > len(group):
             figures[f"acceptance-by-length-{key}"] = plot_acceptance_by_length(group)
         recalled = [row for row in group if row.recall_by_head]
         if recalled:

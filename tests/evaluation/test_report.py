@@ -49,6 +49,18 @@ def test_figures_are_those_that_have_something_to_show(found, make_record):
     assert [name.rsplit("-smollm2")[0] for name in names] == ["acceptance-by-position"]
 
 
+def test_lengths_are_drawn_where_most_rows_have_several_octaves(make_record):
+    short, long, other = (make_record(name) for name in ("pillar", "uniform", "streaming"))
+    short["metrics"] |= {"by_length": short["metrics"]["by_length"][:1]}
+
+    def drawn(*records):
+        names = report_figures(measurements(records).rows)
+        return any(name.startswith("acceptance-by-length") for name in names)
+
+    assert not drawn(short, long)
+    assert drawn(short, long, other)
+
+
 def test_formats_can_be_chosen(tmp_path, found):
     made = make_report(found, plots=False)
     assert made.figures == {}

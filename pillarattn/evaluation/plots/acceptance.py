@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pillarattn.evaluation.plots.canvas import BOUNDS, finish, line_style, new_axes
+from pillarattn.evaluation.plots.canvas import BOUNDS, finish, line_style, new_axes, place_of
 from pillarattn.evaluation.report_rows import ReportRow
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def plot_acceptance_vs_s(rows: Iterable[ReportRow], *, axes: Axes | None = None)
     k = _one_k(chosen)
     lines = _lines(chosen)
     _shade_between_bounds(axes, lines)
-    for name in _bounds_last(lines):
+    for name in sorted(lines, key=place_of):
         shares, means = zip(*sorted(lines[name].items()), strict=True)
         style = line_style(name, lines)
         if len(shares) == 1 and name in BOUNDS:
@@ -47,7 +47,7 @@ def plot_acceptance_by_position(rows: Iterable[ReportRow], *, axes: Axes | None 
     chosen = [row for row in rows if row.by_position]
     axes = axes or new_axes()
     names = [row.name for row in chosen]
-    for row in _in_order(chosen):
+    for row in sorted(chosen, key=lambda row: place_of(row.name)):
         places = range(1, len(row.by_position) + 1)
         axes.plot(places, row.by_position, **line_style(row.name, names))
     longest = max((len(row.by_position) for row in chosen), default=1)
@@ -67,7 +67,7 @@ def plot_acceptance_by_length(rows: Iterable[ReportRow], *, axes: Axes | None = 
     axes = axes or new_axes()
     names = [row.name for row in chosen]
     edges: set[int] = set()
-    for row in _in_order(chosen):
+    for row in sorted(chosen, key=lambda row: place_of(row.name)):
         # The middle of an octave on a logarithmic axis.
         middles = [(one["from"] * one["to"]) ** 0.5 for one in row.by_length]
         means = [one["mean_accepted"] for one in row.by_length]
@@ -104,14 +104,6 @@ def _shade_between_bounds(axes: Axes, lines: dict[str, dict[float, float]]) -> N
     if len(shared) > 1:
         low, high = [lower[s] for s in shared], [upper[s] for s in shared]
         axes.fill_between(shared, low, high, color="#cccccc", alpha=0.25, linewidth=0)
-
-
-def _bounds_last(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=lambda name: (name in BOUNDS, name))
-
-
-def _in_order(rows: Sequence[ReportRow]) -> list[ReportRow]:
-    return sorted(rows, key=lambda row: (row.name in BOUNDS, row.name))
 
 
 def _one_k(rows: Sequence[ReportRow]) -> Any:

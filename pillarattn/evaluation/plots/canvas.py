@@ -77,6 +77,11 @@ def line_style(name: str, names: Iterable[str]) -> dict[str, Any]:
     return {"color": _COLOURS[place], "marker": _MARKERS[place], "markersize": 5, "label": name}
 
 
+def place_of(name: str) -> tuple[bool, str]:
+    """Return the key that sorts lines by name, the bounds behind all others."""
+    return name.partition(", ")[0] in BOUNDS, name
+
+
 def finish(axes: Axes, *, title: str, x: str, y: str, legend: bool = True) -> Axes:
     """Label axes, and put the legend where it hides no line: beside the drawing."""
     axes.set_title(title, fontsize=10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pillarattn.evaluation.plots.canvas import finish, line_style, new_axes
+from pillarattn.evaluation.plots.canvas import finish, line_style, new_axes, place_of
 from pillarattn.evaluation.report_rows import ReportRow
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def plot_recall_by_head(
     finish(
         axes,
         title=f"Attention mass on the keys that drafts read: {row.name}, s = {row.s}, "
-        f"mean {mean:.3f}\n{', '.join(filter(None, (row.model, row.task)))}",
+        f"mean {mean:.3f}\n{_about([row])}",
         x="layer",
         y="KV head",
         legend=False,
@@ -69,7 +69,7 @@ def plot_recall_by_layer(rows: Iterable[ReportRow], *, axes: Axes | None = None)
     chosen = [row for row in rows if row.recall_by_head]
     axes = axes or new_axes()
     names = [row.name for row in chosen]
-    for row in sorted(chosen, key=lambda row: row.name):
+    for row in sorted(chosen, key=lambda row: place_of(row.name)):
         means = [sum(heads) / len(heads) for heads in row.recall_by_head]
         style = line_style(row.name, names) | {"markersize": 3}
         axes.plot(list(row.recall_layers), means, **style)
@@ -77,7 +77,12 @@ def plot_recall_by_layer(rows: Iterable[ReportRow], *, axes: Axes | None = None)
     shares = ", ".join(sorted({str(row.s) for row in chosen}))
     return finish(
         axes,
-        title=f"Attention mass on the keys that drafts read, s = {shares}",
+        title=f"Attention mass on the keys that drafts read, s = {shares}\n{_about(chosen)}",
         x="layer",
         y="recall, mean over KV heads",
     )
+
+
+def _about(rows: Iterable[ReportRow]) -> str:
+    named = {(row.model, row.task) for row in rows}
+    return "; ".join(", ".join(filter(None, pair)) for pair in sorted(named))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pillarattn.evaluation.plots.canvas import line_style, new_axes, new_stack, save
+from pillarattn.evaluation.plots.canvas import line_style, new_axes, new_stack, place_of, save
 
 pytest.importorskip("matplotlib")
 
@@ -40,3 +40,8 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'pillarattn\[eval\]'"):
         new_axes()
+
+
+def test_bounds_come_last():
+    names = ["uniform, seed=1", "streaming", "oracle", "pillar"]
+    assert sorted(names, key=place_of) == ["pillar", "streaming", "oracle", "uniform, seed=1"]

@@ -38,6 +38,14 @@ def test_lines_are_means_over_heads(row):
     assert line.get_ydata().tolist() == pytest.approx([0.85, 0.95])
 
 
+def test_the_title_says_on_what_and_bounds_are_last_in_the_legend(make_record):
+    rows = measurements([make_record(n) for n in ("uniform", "oracle", "streaming")]).rows
+    axes = plot_recall_by_layer(rows)
+    assert axes.get_title().endswith(f"\nsmollm2, {rows[0].task}")
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["streaming", "oracle (upper bound)", "uniform (lower bound)"]
+
+
 def test_no_recall_is_said_so(row):
     with pytest.raises(ValueError, match="set recall_tokens above 0"):
         plot_recall_by_head(replace(row, recall_by_head=()))
