@@ -50,7 +50,7 @@ CASES = (
 def prompts(device: Any) -> Tensor:
     """Return two prompts, `[2, PROMPT_LENGTH]`."""
     generator = torch.Generator().manual_seed(3)
-    return torch.randint(1, 97, (2, PROMPT_LENGTH), generator=generator).to(device)
+    return torch.randint(1, 96, (2, PROMPT_LENGTH), generator=generator).to(device)
 
 
 def decode(case: Case, model: Any) -> dict[str, Any]:

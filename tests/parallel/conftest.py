@@ -17,7 +17,8 @@ import pillarattn
 from tests.parallel.cases import CASES, decode
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+# An even vocabulary: transformers 5.17 splits no other one.
+HEADS = {"vocab_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
 LIMIT = 240
 
 
@@ -27,7 +28,7 @@ def build_models(folder: Path, tiny_model: Callable[..., Any]) -> dict[str, Any]
 
     models = {family: tiny_model(family, **HEADS) for family in ("llama", "qwen3")}
     three = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
-    models["three"] = tiny_model("llama", **three)
+    models["three"] = tiny_model("llama", **{**HEADS, **three})
     shape = models["llama"].config.to_dict()
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
              "num_attention_heads", "num_key_value_heads", "head_dim", "initializer_range",
