@@ -1,0 +1,215 @@
+"""The KV manager: who has room in the pool, who gives it up, and who gets it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pillarattn.engine.block_pool import BlockPool, BlockTable, Move, PoolExhaustedError
+from pillarattn.engine.eviction import Candidate, EvictionPolicy
+from pillarattn.engine.phases import Progress
+from pillarattn.engine.request import RequestState
+
+
+@dataclass
+class Entry:
+    """What the scheduler knows of one request.
+
+    Attributes:
+        request_id: the request.
+        length: its tokens, prompt and output; once it decodes, the newest has no K/V yet.
+        limit: tokens that it can reach: prompt and `max_tokens`.
+        k: drafts per round at most.
+        priority: smaller comes first.
+        arrival: number of its arrival.
+        root: the request whose prompt it shares, or None; of a first sample its own id.
+        prompt: tokens of the prompt.
+        cached: tokens whose K/V are in the pool (or on the host).
+        table: where they are.
+        progress: of its round.
+        is_resumed: whether its prefill recomputes what was dropped, and so emits no token.
+        admitted: number of its last admission; -1 before.
+        evicted: number of its eviction; -1 while it runs.
+        last_read: step in which all of its keys were last read.
+        heat: what the last verify pass paid to each of its blocks, if that was measured.
+    """
+
+    request_id: str
+    length: int
+    limit: int
+    k: int
+    priority: int = 0
+    arrival: int = 0
+    root: str | None = None
+    prompt: int = 0
+    cached: int = 0
+    table: BlockTable = field(default_factory=BlockTable)
+    progress: Progress = field(default_factory=lambda: Progress("", 0))
+    state: RequestState = RequestState.WAITING
+    is_resumed: bool = False
+    admitted: int = -1
+    evicted: int = -1
+    last_read: int = 0
+    heat: tuple[float, ...] = ()
+
+    @property
+    def prefill_target(self) -> int:
+        """Tokens that must be in the pool before it decodes."""
+        return self.length - 1 if self.is_resumed else self.length
+
+    @property
+    def tokens_next(self) -> int:
+        """Tokens that it has in the pool after its next draft or verify pass."""
+        return self.cached + self.progress.drafted + 1
+
+    def start_round(self) -> None:
+        """Forget drafts and set how many the coming round may have."""
+        # A verify pass emits one token more than it accepts.
+        room = self.limit - self.length - 1
+        self.progress = Progress(self.request_id, max(0, min(self.k, room)))
+
+    def candidate(self) -> Candidate:
+        """Return what an eviction policy may know."""
+        return Candidate(
+            self.request_id, self.admitted, self.cached, self.last_read,
+            self.progress.k - self.progress.drafted, self.evicted, self.heat,
+        )  # fmt: skip
+
+
+class KVManager:
+    """Makes room by moving blocks to the host a chunk at a time, or by dropping them.
+
+    A victim stops: its drafts are forgotten and it decodes again when all of it is back. Where the
+    host is full it is dropped instead and computed again from its tokens.
+
+    Args:
+        pool: the device's blocks.
+        host: the host's.
+        policy: who leaves and who returns.
+        chunk: blocks that move at a time, >= 1.
+    """
+
+    def __init__(
+        self, pool: BlockPool, host: BlockPool, policy: EvictionPolicy, *, chunk: int
+    ) -> None:
+        self.pool, self.host, self.policy, self.chunk = pool, host, policy, chunk
+        self.moves: list[Move] = []
+        self.stopped: list[Entry] = []
+        self.dropped: list[Entry] = []
+        self._evictions = 0
+
+    def begin_step(self) -> None:
+        """Forget what was done in the step before."""
+        self.moves, self.stopped, self.dropped = [], [], []
+
+    def grow(self, growing: list[Entry], entries: list[Entry]) -> list[Entry]:
+        """Make room for the next pass of the decoding `growing`, if need be at the cost of others.
+
+        Returns:
+            Entries for which there is no room even alone; they hold what they held.
+        """
+        failed = []
+        for entry in growing:
+            while entry.state is RequestState.DECODE:
+                try:
+                    entry.table.reserve(self.pool, entry.tokens_next)
+                    break
+                except PoolExhaustedError:
+                    missing = self.pool.blocks_for(entry.tokens_next) - len(entry.table)
+                    if not self.make_room(missing, entries, spare=entry):
+                        failed.append(entry)
+                        break
+        return failed
+
+    def round_room(self, entries: Iterable[Entry]) -> int:
+        """Return the blocks that one more round of each of `entries` may take.
+
+        Whoever comes in leaves that much free: else two could evict each other for ever, each
+        before the other has verified anything.
+        """
+        return sum(self.pool.blocks_for(e.k + 1) for e in entries)
+
+    def make_room(self, count: int, entries: Iterable[Entry], *, spare: Entry) -> bool:
+        """Free `count` blocks at the cost of others than `spare`, or of itself in its turn.
+
+        Returns:
+            Whether they are free now, or `spare` has stopped; False if nobody can give up any.
+        """
+        everybody = list(entries)
+        while self.pool.free < count:
+            others = [e for e in everybody if e is not spare and len(e.table)]
+            movable = [e for e in others if e.table.movable(self.pool)]
+            half = [e for e in movable if e.state is RequestState.OFFLOADED]
+            running = [e for e in movable if e.state is RequestState.DECODE]
+            if half:
+                # What has begun to leave goes on leaving.
+                self._evict(half[0])
+            elif running:
+                own = [spare] if spare.state is RequestState.DECODE else []
+                self._evict(self._chosen(self.policy.victim, running + own))
+                if own and spare.state is not RequestState.DECODE:
+                    return True
+            elif others:
+                self.drop(max(others, key=lambda e: e.admitted))
+            else:
+                return False
+        return True
+
+    def restore(self, entries: list[Entry]) -> Entry | None:
+        """Bring back one chunk of an evicted request, if a round of everybody still fits then.
+
+        Returns:
+            The request, if all of it is back.
+        """
+        gone = [e for e in entries if e.state is RequestState.OFFLOADED]
+        if not gone:
+            return None
+        begun = [e for e in gone if e.table.on_host and len(e.table.on_host) < len(e.table)]
+        entry = self._chosen(self.policy.returning, begun or gone)
+        blocks = entry.table.on_host[: self.chunk]
+        active = [e for e in entries if e.state in (RequestState.DECODE, RequestState.PREFILL)]
+        headroom = self.round_room([*active, entry]) if active else 0
+        if self.pool.free < len(blocks) + headroom and (
+            active or not self.make_room(len(blocks), gone, spare=entry)
+        ):
+            return None
+        if blocks:
+            self.moves.append(entry.table.move_in(self.pool, self.host, blocks, entry.request_id))
+        if entry.table.on_host:
+            return None
+        entry.state, entry.evicted = RequestState.DECODE, -1
+        entry.start_round()
+        return entry
+
+    def drop(self, entry: Entry) -> None:
+        """Take everything away from a request; it will be computed again."""
+        entry.table.release(self.pool, self.host)
+        # Drafts and K/V are gone; the tokens stay, and the newest of them is fed again.
+        entry.is_resumed |= entry.state in (RequestState.DECODE, RequestState.OFFLOADED)
+        entry.cached, entry.evicted, entry.state = 0, -1, RequestState.WAITING
+        entry.start_round()
+        self.dropped.append(entry)
+
+    def _evict(self, entry: Entry) -> None:
+        movable = entry.table.movable(self.pool)
+        count = min(self.chunk, len(movable), self.host.free)
+        if count == 0:
+            self.drop(entry)
+            return
+        if entry.state is RequestState.DECODE:
+            entry.start_round()
+            entry.table.trim(self.pool, entry.cached)
+            entry.state, entry.evicted = RequestState.OFFLOADED, self._evictions
+            self._evictions += 1
+            self.stopped.append(entry)
+            movable = entry.table.movable(self.pool)
+        blocks = self.policy.leaving(entry.candidate(), movable, min(count, len(movable)))
+        if blocks:
+            self.moves.append(
+                entry.table.move_out(self.pool, self.host, sorted(blocks), entry.request_id)
+            )
+
+    @staticmethod
+    def _chosen(choose: Callable[[list[Candidate]], Candidate], entries: list[Entry]) -> Entry:
+        chosen = choose([e.candidate() for e in entries])
+        return next(e for e in entries if e.request_id == chosen.request_id)

@@ -1,0 +1,226 @@
+"""One request: what it asks for, checked early, and where it stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+# `(ids [1, L] int64, logits [1, V] fp32) -> logits`, as a Hugging Face logits processor.
+LogitsProcessor = Callable[[Any, Any], Any]
+
+
+class RequestState(Enum):
+    """Where a request stands; the scheduler moves it."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    OFFLOADED = "offloaded"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is decoded.
+
+    Attributes:
+        max_tokens: new tokens at most, >= 1.
+        temperature: 0 is greedy; otherwise logits are divided by it, > 0.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens with this mass, 0 < top_p <= 1; 1 keeps all.
+        min_p: drop tokens less likely than this share of the likeliest one, 0..1; 0 keeps all.
+        repetition_penalty: > 0; logits of tokens in prompt or output are divided by it if
+            positive and multiplied by it if negative; 1 changes nothing.
+        presence_penalty: taken off the logit of each token that the output holds.
+        frequency_penalty: the same, once for each time that it holds it.
+        seed: key of the sampling noise, >= 0: the same seed gives the same tokens whatever else is
+            in the batch. None draws one from the engine's.
+        n: samples of the prompt, >= 1; they share its pages. Sample i > 0 has a seed made of
+            `seed` and i.
+        stop: strings that end the output; the text ends before them, the token ids after.
+        stop_token_ids: tokens that end the output, besides the model's end-of-sequence tokens.
+        ignore_eos: let end-of-sequence tokens stand in the output without ending it.
+        k: tokens drafted per round at most; None is the engine's, 0 is plain decoding.
+        s: share of the context that a draft reads, 0 < s <= 1; None is the engine's.
+        logits_processors: called in order after the penalties and before the temperature, on one
+            row. They must be functions of their arguments: drafts make extra calls.
+
+    Raises:
+        ValueError: a value is out of range; the message names the field and what is allowed.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    k: int | None = None
+    s: float | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids", "logits_processors"):
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)):
+                raise ValueError(f"{name} must be a list or a tuple, got {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("top_k", self.top_k, 0)
+        _check_int("n", self.n, 1)
+        for name in ("seed", "k"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0)
+        _check_number("temperature", self.temperature, 0.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True)
+        _check_number("presence_penalty", self.presence_penalty)
+        _check_number("frequency_penalty", self.frequency_penalty)
+        if self.s is not None:
+            _check_number("s", self.s, 0.0, 1.0, open_low=True)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"stop must hold non-empty strings, got {text!r}")
+        for token in self.stop_token_ids:
+            _check_int("stop_token_ids", token, 0)
+        for processor in self.logits_processors:
+            if not callable(processor):
+                raise ValueError(f"logits_processors must hold callables, got {processor!r}")
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"n={self.n} greedy samples are all alike; set a temperature or n=1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature == 0
+
+
+@dataclass
+class Request:
+    """A request and what it has come to.
+
+    Attributes:
+        id: unique in its engine.
+        prompt: token ids.
+        params: as given, `k`, `s` and `seed` filled in.
+        priority: smaller comes first; ties by arrival.
+        parent: the request whose prompt pages it shares, or None.
+        output: new token ids so far.
+        state: see `RequestState`.
+        finish_reason: why it ended, or None.
+        error: what went wrong, for `FinishReason.ERROR`.
+        drafted, accepted, rounds: counts over its verify passes.
+    """
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    priority: int = 0
+    parent: str | None = None
+    output: list[int] = field(default_factory=list)
+    state: RequestState = RequestState.WAITING
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    text: str | None = None
+    drafted: int = 0
+    accepted: int = 0
+    rounds: int = 0
+
+    def finish(self, reason: FinishReason, error: Exception | None = None) -> None:
+        """End the request."""
+        self.state, self.finish_reason, self.error = RequestState.FINISHED, reason, error
+
+    def result(self, new: Sequence[int] = ()) -> RequestOutput:
+        """Return what the caller sees, `new` being the tokens since the last time."""
+        return RequestOutput(
+            request_id=self.id,
+            prompt_token_ids=tuple(self.prompt),
+            token_ids=tuple(self.output),
+            new_token_ids=tuple(new),
+            text=self.text,
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            error=None if self.error is None else f"{type(self.error).__name__}: {self.error}",
+            drafted=self.drafted,
+            accepted=self.accepted,
+            rounds=self.rounds,
+        )
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a caller gets of a request, finished or on the way.
+
+    Attributes:
+        request_id: the request's.
+        prompt_token_ids: what it went on from.
+        token_ids: new tokens so far.
+        new_token_ids: those of them that the step before brought.
+        text: the output as text, without a stop string; None without a tokenizer.
+        finish_reason: "stop", "length", "abort", "error"; None while it runs.
+        error: class and message, for "error".
+        drafted: tokens drafted.
+        accepted: those that stood.
+        rounds: verify passes.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    new_token_ids: tuple[int, ...] = ()
+    text: str | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    drafted: int = 0
+    accepted: int = 0
+    rounds: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+def _check_int(name: str, value: object, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+
+
+def _check_number(
+    name: str, value: object, low: float = -math.inf, high: float = math.inf, *,
+    open_low: bool = False,
+) -> None:  # fmt: skip
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        above = low < value if open_low else low <= value
+        if above and value <= high:
+            return
+    bounds = f"{low:g} {'<' if open_low else '<='} {name}" if low > -math.inf else f"finite {name}"
+    if high < math.inf:
+        bounds += f" <= {high:g}"
+    raise ValueError(f"{name} must be a number with {bounds}, got {value!r}")

@@ -1,0 +1,298 @@
+"""The scheduler: what every request does in the next step, in pure Python and without tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pillarattn.engine.block_pool import BlockPool, Move
+from pillarattn.engine.eviction import EVICTION_POLICIES
+from pillarattn.engine.kv_manager import Entry, KVManager
+from pillarattn.engine.phases import PHASE_POLICIES
+from pillarattn.engine.request import RequestState
+
+ADMISSIONS = ("optimistic", "reserve")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Settings of a `Scheduler`.
+
+    Attributes:
+        num_blocks: blocks of the device's pool.
+        block_size: tokens of a block: 1, 16 or 64.
+        host_blocks: blocks of the host's pool; 0 drops victims and computes them again.
+        max_batch: requests that are on the device at a time, >= 1.
+        prefill_chunk: prompt tokens of a step, over all requests, >= 1.
+        phases: "unified" or "lockstep": see `phases`.
+        admission: "optimistic" admits what fits now; "reserve" what fits at its full length.
+        eviction: "fifo", "lifo", "shortest", "lru" or "heat": see `eviction`.
+        offload_chunk: tokens that move to or from the host at a time, >= 1.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    host_blocks: int = 0
+    max_batch: int = 64
+    prefill_chunk: int = 256
+    phases: str = "unified"
+    admission: str = "optimistic"
+    eviction: str = "lifo"
+    offload_chunk: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "max_batch", "prefill_chunk", "offload_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.admission not in ADMISSIONS:
+            raise ValueError(
+                f"admission must be one of {', '.join(map(repr, ADMISSIONS))}, "
+                f"got {self.admission!r}"
+            )
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Prompt tokens `start..start + tokens - 1` of a request.
+
+    Attributes:
+        is_last: whether the prompt ends with it.
+        emits: whether the request's first token comes of it.
+    """
+
+    request_id: str
+    start: int
+    tokens: int
+    is_last: bool
+    emits: bool
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step does, in this order: moves, then one forward pass over all rows.
+
+    Attributes:
+        moves: copies of blocks.
+        interrupted: requests whose drafts are void, since they stopped or were dropped.
+        failed: requests for which there is no room, even alone.
+        forks: (child, source): children whose prompt is there already, since they share it.
+        prefills: chunks of prompts.
+        drafts: requests that draft one token.
+        verifies: requests that verify, and the rows of each: the newest token and its drafts.
+        idle: requests that wait for their turn.
+    """
+
+    moves: tuple[Move, ...] = ()
+    interrupted: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    forks: tuple[tuple[str, str], ...] = ()
+    prefills: tuple[PrefillChunk, ...] = ()
+    drafts: tuple[str, ...] = ()
+    verifies: tuple[tuple[str, int], ...] = ()
+    idle: tuple[str, ...] = ()
+
+    @property
+    def decode_rows(self) -> int:
+        """Rows of drafts and verify passes."""
+        return len(self.drafts) + sum(rows for _, rows in self.verifies)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the forward pass, prompts included."""
+        return self.decode_rows + sum(chunk.tokens for chunk in self.prefills)
+
+
+class Scheduler:
+    """Admits, prefills, drafts, verifies and evicts; the caller reports what came of each plan.
+
+    Args:
+        config: see `SchedulerConfig`.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.host = BlockPool(config.host_blocks, config.block_size, name="host")
+        self.kv = KVManager(
+            self.pool,
+            self.host,
+            EVICTION_POLICIES.get(config.eviction)(),
+            chunk=max(1, config.offload_chunk // config.block_size),
+        )
+        self.phases = PHASE_POLICIES.get(config.phases)()
+        self.entries: dict[str, Entry] = {}
+        self.step = 0
+        self._arrivals = 0
+        self._admissions = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.entries
+
+    def add(
+        self, request_id: str, *, prompt: int, max_tokens: int, k: int, priority: int = 0,
+        root: str | None = None,
+    ) -> None:  # fmt: skip
+        """Put a request into the queue.
+
+        Args:
+            request_id: not in use.
+            prompt: tokens of its prompt, >= 1.
+            max_tokens: new tokens at most.
+            k: tokens drafted per round at most.
+            priority: smaller comes first.
+            root: name of the group whose prompt it shares; the first of them computes it.
+
+        Raises:
+            ValueError: the name is taken, or the request could not fit even alone.
+        """
+        if request_id in self.entries:
+            raise ValueError(f"request {request_id!r} exists already; choose another id")
+        most = self.pool.num_blocks * self.pool.block_size
+        # The last token is never written; drafts reach no further than what may be emitted.
+        if prompt < 1 or prompt + max_tokens - 1 > most:
+            raise ValueError(
+                f"request {request_id!r} has {prompt} prompt tokens and max_tokens={max_tokens}; "
+                f"the pool holds {most} tokens: shorten it, or give the engine more kv_tokens"
+            )
+        self.entries[request_id] = Entry(
+            request_id, length=prompt, limit=prompt + max_tokens, k=k, priority=priority,
+            arrival=self._arrivals, root=root, prompt=prompt,
+        )  # fmt: skip
+        self._arrivals += 1
+
+    def plan(self) -> StepPlan:
+        """Return the next step, and take the room that it needs."""
+        self.step += 1
+        self.kv.begin_step()
+        everybody = list(self.entries.values())
+        failed = self.kv.grow(self._in(RequestState.DECODE), everybody)
+        forks: list[tuple[str, str]] = []
+        if not self.kv.stopped and not self.kv.dropped and not failed:
+            if self._in(RequestState.OFFLOADED):
+                back = self.kv.restore(everybody)
+                failed += self.kv.grow([back] if back else [], everybody)
+            else:
+                forks = self._admit()
+        ready = [e for e in self._in(RequestState.DECODE) if e not in failed]
+        phases = self.phases.split([e.progress for e in ready])
+        return StepPlan(
+            moves=tuple(self.kv.moves),
+            interrupted=tuple(sorted({e.request_id for e in (*self.kv.stopped, *self.kv.dropped)})),
+            failed=tuple(e.request_id for e in failed),
+            forks=tuple(forks),
+            prefills=tuple(self._chunks()),
+            drafts=tuple(p.request_id for p in phases.drafts),
+            verifies=tuple((p.request_id, p.verify_rows) for p in phases.verifies),
+            idle=tuple(p.request_id for p in phases.idle),
+        )
+
+    def drafted(self, request_id: str) -> None:
+        """Report that a request has one draft more."""
+        self.entries[request_id].progress.drafted += 1
+
+    def verified(self, request_id: str, emitted: int, heat: tuple[float, ...] = ()) -> None:
+        """Report that a verify pass emitted `emitted` tokens, and what it paid to each block."""
+        entry = self.entries[request_id]
+        entry.cached += emitted
+        entry.length += emitted
+        entry.last_read = self.step
+        entry.heat = heat
+        entry.table.trim(self.pool, entry.cached)
+        entry.start_round()
+
+    def prefilled(self, request_id: str, tokens: int) -> None:
+        """Report that `tokens` more of a prompt are in the pool; the last ones start decoding."""
+        entry = self.entries[request_id]
+        entry.cached += tokens
+        if entry.cached == entry.prefill_target:
+            self._start_decoding(entry)
+
+    def forked(self, request_id: str) -> None:
+        """Report that a request's shared prompt has given it its first token."""
+        self._start_decoding(self.entries[request_id])
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request, whatever its state, and free what it holds."""
+        self.entries.pop(request_id).table.release(self.pool, self.host)
+
+    def check(self) -> None:
+        """Raise `RuntimeError` unless both pools are conserved and every block has its users."""
+        for pool, side in ((self.pool, "device"), (self.host, "host")):
+            pool.check()
+            held = [b for e in self.entries.values() for b in getattr(e.table, side)]
+            users = sum(pool.users(block) for block in range(pool.num_blocks))
+            if users != sum(block is not None for block in held):
+                raise RuntimeError(f"the {side} pool counts {users} users of {len(held)} blocks")
+
+    def _in(self, state: RequestState) -> list[Entry]:
+        found = [e for e in self.entries.values() if e.state is state]
+        return sorted(found, key=lambda e: e.admitted)
+
+    def _start_decoding(self, entry: Entry) -> None:
+        if not entry.is_resumed:
+            entry.length += 1
+        entry.is_resumed, entry.state, entry.last_read = False, RequestState.DECODE, self.step
+        entry.start_round()
+
+    def _admit(self) -> list[tuple[str, str]]:
+        """Take requests from the queue while they fit; a first one that does not fit blocks."""
+        forks = []
+        waiting = sorted(self._in(RequestState.WAITING), key=lambda e: (e.priority, e.arrival))
+        active = [e for e in self.entries.values() if e.state is not RequestState.WAITING]
+        for entry in waiting:
+            if len(active) >= self.config.max_batch:
+                break
+            source = self._source(entry, active)
+            if source is entry:
+                # Its prompt is on the way: the others need not wait for that.
+                continue
+            shared = 0 if source is None else entry.prompt // self.pool.block_size
+            needed = self.pool.blocks_for(entry.prefill_target) - shared
+            needed += self.kv.round_room([*active, entry]) if active else 0
+            if self.pool.free < needed or not self._has_reserve(entry, active):
+                break
+            if source is None:
+                entry.table.reserve(self.pool, entry.prefill_target)
+            else:
+                entry.table, move = source.table.fork(self.pool, entry.prompt, entry.request_id)
+                entry.cached = entry.prompt
+                self.kv.moves.extend([move] if move else [])
+                forks.append((entry.request_id, source.request_id))
+            entry.state, entry.admitted = RequestState.PREFILL, self._admissions
+            self._admissions += 1
+            active.append(entry)
+        return forks
+
+    def _source(self, entry: Entry, active: list[Entry]) -> Entry | None:
+        """Return whose prompt `entry` can share: None for nobody's, itself if it should wait."""
+        if entry.root is None or entry.is_resumed:
+            return None
+        kin = [e for e in active if e.root == entry.root]
+        ready = [e for e in kin if e.state is RequestState.DECODE and not e.table.on_host]
+        if ready:
+            return ready[0]
+        return entry if any(e.state is RequestState.PREFILL for e in kin) else None
+
+    def _has_reserve(self, entry: Entry, active: list[Entry]) -> bool:
+        if self.config.admission == "optimistic":
+            return True
+        full = sum(self.pool.blocks_for(e.limit - 1) for e in (*active, entry))
+        return full <= self.pool.num_blocks
+
+    def _chunks(self) -> list[PrefillChunk]:
+        budget, chunks = self.config.prefill_chunk, []
+        for entry in self._in(RequestState.PREFILL):
+            tokens = min(budget, entry.prefill_target - entry.cached)
+            if tokens > 0:
+                last = entry.cached + tokens == entry.prefill_target
+                chunks.append(
+                    PrefillChunk(
+                        entry.request_id, entry.cached, tokens, last, last and not entry.is_resumed
+                    )
+                )
+                budget -= tokens
+        return chunks
