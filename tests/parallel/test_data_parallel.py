@@ -1,4 +1,4 @@
-"""`accelerate launch` divides a sweep's cells; what a lost worker left is run by the next launch."""
+"""`accelerate launch` divides a sweep's cells; those of a lost worker are run next time."""
 
 from __future__ import annotations
 
