@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def start_ranks() -> tuple[int, int, torch.device]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # Ranks that lose each other end soon, with the records so far.
+    limit = timedelta(seconds=120)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
     return rank, ranks, device
 
 

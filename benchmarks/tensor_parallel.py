@@ -160,6 +160,8 @@ def cells(
                 "s": options.s,
                 "strategy": options.strategy,
                 "kv_heads_per_rank": local_kv_heads(model),
+                # Not None: drafts were no sparse ones, and the cell says nothing about them.
+                "dense_reason": model.pillarattn_record.dense_reason,
             }
             need = needed_bytes(name, batch, length, ranks, options.k)
             free = float("inf") if device.type == "cpu" else torch.cuda.mem_get_info()[0]
