@@ -151,6 +151,15 @@ class Scheduler:
         """
         if request_id in self.entries:
             raise ValueError(f"request {request_id!r} exists already; choose another id")
+        self.check_fits(request_id, prompt=prompt, max_tokens=max_tokens)
+        self.entries[request_id] = Entry(
+            request_id, length=prompt, limit=prompt + max_tokens, k=k, priority=priority,
+            arrival=self._arrivals, root=root, prompt=prompt,
+        )  # fmt: skip
+        self._arrivals += 1
+
+    def check_fits(self, request_id: str, *, prompt: int, max_tokens: int) -> None:
+        """Raise `ValueError` unless such a request would fit the pool if it were alone."""
         most = self.pool.num_blocks * self.pool.block_size
         # The last token is never written; drafts reach no further than what may be emitted.
         if prompt < 1 or prompt + max_tokens - 1 > most:
@@ -158,11 +167,6 @@ class Scheduler:
                 f"request {request_id!r} has {prompt} prompt tokens and max_tokens={max_tokens}; "
                 f"the pool holds {most} tokens: shorten it, or give the engine more kv_tokens"
             )
-        self.entries[request_id] = Entry(
-            request_id, length=prompt, limit=prompt + max_tokens, k=k, priority=priority,
-            arrival=self._arrivals, root=root, prompt=prompt,
-        )  # fmt: skip
-        self._arrivals += 1
 
     def plan(self) -> StepPlan:
         """Return the next step, and take the room that it needs."""

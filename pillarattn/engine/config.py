@@ -1,0 +1,102 @@
+"""`EngineConfig`: every setting of an engine, checked on construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pillarattn.config import PillarConfig
+from pillarattn.engine.block_pool import BLOCK_SIZES
+from pillarattn.engine.eviction import EVICTION_POLICIES
+from pillarattn.engine.phases import PHASE_POLICIES
+from pillarattn.engine.scheduler import ADMISSIONS, SchedulerConfig
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of an `Engine`.
+
+    Attributes:
+        kv_tokens: tokens whose keys and values fit the device's pool.
+        host_tokens: the same of the host's; 0 drops victims and computes them again.
+        block_size: tokens of a block of the pool: 1, 16 or 64.
+        max_batch: requests that run at a time.
+        prefill_chunk: prompt tokens of a step, over all requests.
+        max_length: tokens of prompt and output at most; None is what the model's config says.
+        speculative: False decodes plainly with the same attention and the same sampler.
+        pillar: how drafts are made and which keys they read; requests may have their own `k` and
+            `s`. Drafts come from the model itself ("sparse"), at a constant length and share;
+            sampling is seeded ("gumbel").
+        phases: "unified" levels the rows of steps, "lockstep" lets all verify together.
+        admission: "optimistic" admits what fits now; "reserve" what fits at its full length.
+        eviction: who makes room: "fifo", "lifo", "shortest", "lru" or "heat".
+        offload_chunk: tokens that move to or from the host at a time.
+        seed: of the seeds of requests that bring none; None draws them at random.
+        preflight: compare a pass of packed requests with plain passes before the first one.
+
+    Raises:
+        ValueError: a value is out of range, or the engine has no such drafts.
+    """
+
+    kv_tokens: int = 65536
+    host_tokens: int = 0
+    block_size: int = 16
+    max_batch: int = 64
+    prefill_chunk: int = 512
+    max_length: int | None = None
+    speculative: bool = True
+    pillar: PillarConfig = field(default_factory=PillarConfig)
+    phases: str = "unified"
+    admission: str = "optimistic"
+    eviction: str = "lifo"
+    offload_chunk: int = 1024
+    seed: int | None = None
+    preflight: bool = True
+
+    def __post_init__(self) -> None:
+        for name, minimum in (
+            ("kv_tokens", 1), ("host_tokens", 0), ("max_batch", 1), ("prefill_chunk", 1),
+            ("offload_chunk", 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+        allowed: Any
+        for name, allowed in (
+            ("block_size", BLOCK_SIZES), ("phases", PHASE_POLICIES.names()),
+            ("admission", ADMISSIONS), ("eviction", EVICTION_POLICIES.names()),
+        ):  # fmt: skip
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, allowed))}, "
+                    f"got {getattr(self, name)!r}"
+                )
+        if self.kv_tokens < self.block_size:
+            raise ValueError(
+                f"kv_tokens={self.kv_tokens} is less than a block of {self.block_size} tokens"
+            )
+        for name, allowed in (
+            ("drafter", ("sparse",)), ("draft_length", ("constant",)),
+            ("draft_share", ("constant",)), ("acceptance", ("auto", "gumbel")),
+            ("parity", ("default",)),
+        ):  # fmt: skip
+            value = getattr(self.pillar, name)
+            if value not in allowed:
+                raise ValueError(
+                    f"the engine takes pillar.{name} {' or '.join(map(repr, allowed))}, "
+                    f"got {value!r}; model.generate(assistant=) takes the others"
+                )
+
+    def scheduler(self) -> SchedulerConfig:
+        """Return the scheduler's part."""
+        return SchedulerConfig(
+            num_blocks=self.kv_tokens // self.block_size,
+            block_size=self.block_size,
+            host_blocks=self.host_tokens // self.block_size,
+            max_batch=self.max_batch,
+            prefill_chunk=self.prefill_chunk,
+            phases=self.phases,
+            admission=self.admission,
+            eviction=self.eviction,
+            offload_chunk=self.offload_chunk,
+        )

@@ -1,0 +1,316 @@
+"""`Engine`: many requests at once over one patched model, each decoded as if it were alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pillarattn.decoding.generator import SelfSpeculativeGenerator
+from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.decoder import RequestDecoder
+from pillarattn.engine.offline import generate
+from pillarattn.engine.packed_pass import Segment
+from pillarattn.engine.prompts import Prompt, check_request, eos_tokens, sample_seed, token_ids
+from pillarattn.engine.request import FinishReason, Request, RequestOutput, SamplingParams
+from pillarattn.engine.runner import ModelRunner
+from pillarattn.engine.scheduler import Scheduler, StepPlan
+from pillarattn.engine.stopping import StopCheck
+from pillarattn.engine.streaming import StreamDriver
+from pillarattn.modules.step import SeedQueries
+
+
+@dataclass
+class _Prompt:
+    """What samples of one prompt share: the logits after it, and its last queries."""
+
+    raw: Tensor
+    seeds: dict[int, SeedQueries]
+
+
+class Engine:
+    """Continuous batching with sparse self-speculation, lossless for each request.
+
+    Greedy tokens are those of `model.generate` for the prompt alone; sampled ones depend on the
+    request and its seed, whatever else is in the batch (up to the rounding of matrix products,
+    which may differ with the number of rows). A request that fails does so alone.
+
+    Args:
+        model: patched by `pillarattn.patch`, in eval mode.
+        config: see `EngineConfig`; None is its defaults.
+        tokenizer: for prompts, stop strings and outputs as text.
+
+    Raises:
+        NotPatchedError: the model is not patched.
+        UnsupportedModelError: its requests cannot share a pass; says why.
+    """
+
+    def __init__(
+        self, model: Any, config: EngineConfig | None = None, *, tokenizer: Any = None
+    ) -> None:
+        self.config = config or EngineConfig()
+        self.tokenizer = tokenizer
+        self.scheduler = Scheduler(self.config.scheduler())
+        slots = (pool.num_blocks * pool.block_size for pool in self._pools())
+        self.runner = ModelRunner(
+            model, slots=next(slots), host_slots=next(slots), block_size=self.config.block_size,
+            kernels=self.config.pillar.kernels, preflight=self.config.preflight,
+        )  # fmt: skip
+        self.model = self.runner.model
+        self.requests: dict[str, Request] = {}
+        self._decoders: dict[str, RequestDecoder] = {}
+        self._prompts: dict[str, _Prompt] = {}
+        self._roots: dict[str, str] = {}
+        self._noise = torch.Generator()
+        if self.config.seed is None:
+            self._noise.seed()
+        else:
+            self._noise.manual_seed(self.config.seed)
+        self._stop = StopCheck(eos_tokens(self.model), tokenizer)
+        self._streams = StreamDriver(self.step)
+        self._added = 0
+        # Streams step in threads of their own.
+        self._lock = threading.RLock()
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Put a request into the queue and return its id.
+
+        With `n > 1` the first sample has this id and sample i the id `f"{id}.{i}"`.
+
+        Args:
+            prompt: text, token ids, or a tensor `[L]` or `[1, L]` of them.
+            params: see `SamplingParams`; None is its defaults.
+            request_id: not in use; None makes one.
+            priority: smaller comes first.
+
+        Raises:
+            ValueError: the prompt is empty, too long or not of the vocabulary, stop strings lack a
+                tokenizer, or the id is taken. Nothing was added then.
+        """
+        with self._lock:
+            return self._add(prompt, params or SamplingParams(), request_id, priority)
+
+    def _add(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
+    ) -> str:
+        params = self._filled(params)
+        ids = token_ids(prompt, self.tokenizer)
+        name = f"request-{self._added}" if request_id is None else request_id
+        check_request(
+            name, ids, params, model=self.model, tokenizer=self.tokenizer,
+            max_length=self.config.max_length,
+        )  # fmt: skip
+        self.scheduler.check_fits(name, prompt=len(ids), max_tokens=params.max_tokens)
+        names = [name, *(f"{name}.{i}" for i in range(1, params.n))]
+        for taken in names:
+            if taken in self.requests:
+                raise ValueError(f"request {taken!r} exists already; choose another id")
+        for i, sample in enumerate(names):
+            root = name if params.n > 1 else None
+            own = replace(params, n=1, seed=sample_seed(params.seed, i))
+            request = Request(sample, list(ids), own, priority, None if i == 0 else name)
+            self.scheduler.add(
+                sample, prompt=len(ids), max_tokens=own.max_tokens, k=own.k or 0,
+                priority=priority, root=root,
+            )  # fmt: skip
+            self.requests[sample] = request
+            self._decoders[sample] = self._decoder(request)
+            if root is not None:
+                self._roots[sample] = root
+        self._added += 1
+        return name
+
+    def abort(self, request_id: str) -> RequestOutput:
+        """End a request now and return what it has come to.
+
+        Raises:
+            KeyError: there is no such request, or it has finished.
+        """
+        with self._lock:
+            if request_id not in self.requests:
+                raise KeyError(f"no unfinished request {request_id!r}")
+            self.requests[request_id].finish(FinishReason.ABORT)
+            return self._finished(request_id)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self.requests)
+
+    @torch.no_grad()
+    def step(self) -> list[RequestOutput]:
+        """Run one step; return the requests that got tokens or ended, in no particular order."""
+        with self._lock:
+            return self._step()
+
+    def _step(self) -> list[RequestOutput]:
+        plan = self.scheduler.plan()
+        news: dict[str, list[int]] = {}
+        for name in plan.interrupted:
+            self._decoders[name].forget_drafts()
+        for name in plan.failed:
+            error = MemoryError("the KV pool is too small for this request alone; raise kv_tokens")
+            self.requests[name].finish(FinishReason.ERROR, error)
+            news[name] = []
+        self.runner.cache.move(plan.moves)
+        for child, _ in plan.forks:
+            self._guarded(child, news, lambda child=child: self._fork(child))
+        segments = list(self._segments(plan))
+        if segments:
+            logits = self.runner.run(segments)
+            rows = dict(zip([s.request_id for s in segments], logits, strict=True))
+            self._take(plan, rows, news)
+        return [self._report(name, tokens) for name, tokens in news.items()]
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt] | str,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        checkpoint: str | Path | None = None,
+    ) -> list[RequestOutput]:
+        """Decode all `prompts` and return their outputs in order; n samples stand side by side.
+
+        Args:
+            prompts: texts or token ids; a single text is one prompt.
+            params: for all of them, or one each.
+            checkpoint: a file that finished outputs are added to, and that outputs of an earlier
+                call with the same prompts, parameters and model are taken from.
+
+        A prompt that cannot be served has an output with `finish_reason="error"`.
+
+        Raises:
+            ValueError: there are not as many params as prompts, or other requests are unfinished.
+        """
+        return generate(self, prompts, params, checkpoint=checkpoint)
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield a request's output as it grows; any number of streams share the steps.
+
+        Closing the iterator early aborts the request.
+
+        Raises:
+            ValueError: as `add_request`.
+        """
+        if params is not None and params.n > 1:
+            raise ValueError(f"a stream has one sample, got n={params.n}; open n streams")
+        name = self.add_request(prompt, params, priority=priority)
+        try:
+            async for output in self._streams.outputs(name):
+                yield output
+        finally:
+            with self._lock:
+                if name in self.requests:
+                    self.abort(name)
+
+    def _segments(self, plan: StepPlan) -> Iterator[Segment]:
+        def table(name: str) -> Any:
+            return self.scheduler.entries[name].table
+
+        for chunk in plan.prefills:
+            name = chunk.request_id
+            yield self._decoders[name].prefill(
+                table(name), chunk.start, chunk.tokens, emits=chunk.emits
+            )
+        for name in plan.drafts:
+            yield self._decoders[name].draft_row(table(name))
+        for name, _ in plan.verifies:
+            yield self._decoders[name].verify_rows(table(name))
+
+    def _take(self, plan: StepPlan, rows: dict[str, Tensor], news: dict[str, list[int]]) -> None:
+        """Turn logits into tokens, request by request, and report to the scheduler."""
+        for chunk in plan.prefills:
+            name = chunk.request_id
+            self.scheduler.prefilled(name, chunk.tokens)
+            if chunk.emits:
+                self._guarded(name, news, lambda name=name: self._first(name, rows[name]))
+        for name in plan.drafts:
+            self.scheduler.drafted(name)
+            self._guarded(name, news, lambda name=name: self._decoders[name].add_draft(rows[name]))
+        for name, _ in plan.verifies:
+            self._guarded(name, news, lambda name=name: self._verify(name, rows[name]))
+
+    def _guarded(self, name: str, news: dict[str, list[int]], attempt: Any) -> None:
+        """Run a request's own part; what it raises ends that request alone."""
+        before = len(self.requests[name].output)
+        try:
+            attempt()
+        except Exception as error:
+            self.requests[name].finish(FinishReason.ERROR, error)
+        new = self.requests[name].output[before:]
+        if new or self.requests[name].finish_reason is not None:
+            news[name] = new
+
+    def _first(self, name: str, raw: Tensor) -> None:
+        decoder = self._decoders[name]
+        if name in self._roots:
+            self._prompts[self._roots[name]] = _Prompt(raw, dict(decoder.seeds.seeds))
+        decoder.first_token(raw)
+
+    def _fork(self, name: str) -> None:
+        decoder, shared = self._decoders[name], self._prompts[self._roots[name]]
+        decoder.seeds.seeds.update(shared.seeds)
+        decoder.view.place(self.scheduler.entries[name].table, self.runner.device)
+        self.scheduler.forked(name)
+        decoder.first_token(shared.raw)
+
+    def _verify(self, name: str, raw: Tensor) -> None:
+        emitted = self._decoders[name].judge(raw)
+        self.scheduler.verified(name, len(emitted))
+
+    def _report(self, name: str, new: list[int]) -> RequestOutput:
+        request = self.requests[name]
+        if request.finish_reason is not None:
+            return self._finished(name, new)
+        request.text = self._stop.text(request)
+        return self._streams.deliver(request.result(new))
+
+    def _finished(self, name: str, new: Sequence[int] = ()) -> RequestOutput:
+        """Take a request out of everything, and return its last output."""
+        request = self.requests.pop(name)
+        del self._decoders[name]
+        self.scheduler.remove(name)
+        root = self._roots.pop(name, None)
+        if root is not None and root not in self._roots.values():
+            self._prompts.pop(root, None)
+        request.text = self._stop.text(request)
+        return self._streams.deliver(request.result(new))
+
+    def _decoder(self, request: Request) -> RequestDecoder:
+        pillar = self.config.pillar
+        generator = SelfSpeculativeGenerator.from_config(
+            replace(pillar, k=request.params.k or 0, s=request.params.s or pillar.s)
+        )
+        return RequestDecoder(
+            request, generator, self.runner.cache, device=self.runner.device, stop=self._stop
+        )
+
+    def _filled(self, params: SamplingParams) -> SamplingParams:
+        pillar = self.config.pillar
+        k = pillar.k if params.k is None else params.k
+        seed = params.seed
+        if seed is None and not params.is_greedy:
+            seed = int(torch.randint(2**62, (), generator=self._noise))
+        return replace(
+            params,
+            k=k if self.config.speculative else 0,
+            s=pillar.s if params.s is None else params.s,
+            seed=seed,
+        )
+
+    def _pools(self) -> tuple[Any, Any]:
+        return self.scheduler.pool, self.scheduler.host

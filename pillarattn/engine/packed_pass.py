@@ -1,0 +1,234 @@
+"""One forward pass over the rows of many requests: prompts, drafts and verify passes side by side.
+
+Rows are packed into one sequence. All that a model does token by token runs on them at once; in
+attention each request reads its own part of the pool, by the kernels of its phase.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import Phase, RowLengths, Selection
+from pillarattn.engine.paged_cache import PagedLayer, RequestView, check_layer
+from pillarattn.kernels import draft_attention, verify_attention
+from pillarattn.modules.attention import keep_queries
+from pillarattn.modules.score_buffer import ScoreBuffer
+from pillarattn.modules.selector import Selector
+from pillarattn.modules.step import AttentionOptions, StepState
+
+
+@dataclass
+class Segment:
+    """The rows of one request in a pass.
+
+    Attributes:
+        request_id: whose they are.
+        phase: what they are for.
+        tokens: token ids, one a row.
+        start: position of the first one in the request.
+        view: the request's part of the pool.
+        slots: `[start + len(tokens)]`, where its tokens lie, in logical order.
+        selections: keys that a draft reads, by layer; an absent layer reads all it sees.
+        selector: chooses keys from the draft's own query, where the strategy does so.
+        emitted: tokens of the round before, which such a choice keeps.
+        scores: where a verify pass puts its row scores, or None.
+        scored_layers: layers that are scored.
+        seeds: where a prompt's last query rows go.
+        seed_rows: how many those are; 0 keeps none.
+        keep: rows at the end whose logits are wanted.
+    """
+
+    request_id: str
+    phase: Phase
+    tokens: list[int]
+    start: int
+    view: RequestView
+    slots: Tensor
+    selections: dict[int, Selection] = field(default_factory=dict)
+    selector: Selector | None = None
+    emitted: int = 0
+    scores: ScoreBuffer | None = None
+    scored_layers: frozenset[int] = frozenset()
+    seeds: StepState | None = None
+    keep: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the request after the pass."""
+        return self.start + len(self.tokens)
+
+
+class PackedStep:
+    """What attention must know of a pass; travels with the cache.
+
+    Args:
+        segments: in the order of their rows.
+        device: where the pool is.
+    """
+
+    # Not a prefill: attention never goes to the model's own function.
+    phase = Phase.VERIFY
+
+    def __init__(self, segments: list[Segment], device: torch.device) -> None:
+        self.visited: list[int] = []
+        self.device = device
+        self.rows = sum(len(s.tokens) for s in segments)
+        self.slots = torch.cat([s.slots[s.start :] for s in segments])
+        self.drafts: list[Segment] = []
+        self.blocks: list[tuple[int, Segment]] = []
+        at, draft_rows = 0, []
+        for segment in segments:
+            if segment.phase is Phase.DRAFT:
+                self.drafts.append(segment)
+                draft_rows.append(at)
+            else:
+                self.blocks.append((at, segment))
+            at += len(segment.tokens)
+        self.draft_rows = torch.tensor(draft_rows, dtype=torch.int64, device=device)
+        self.draft_lengths = torch.tensor([s.length for s in self.drafts], device=device)
+
+
+class PackedAttention:
+    """Attention of a packed pass, called by the model's layers through the attention twin.
+
+    Args:
+        model_name: for messages.
+        kernels: "auto", "reference" or "triton".
+    """
+
+    def __init__(self, model_name: str, *, kernels: str = "auto") -> None:
+        self.model_name, self.kernels = model_name, kernels
+
+    def __call__(
+        self,
+        query: Tensor,
+        layer: PagedLayer,
+        step: PackedStep,
+        layer_index: int,
+        options: AttentionOptions,
+        keys_values: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Attend from `query` `[1, Hq, T, D]`; return `[1, Hq, T, Dv]`.
+
+        The pass's own keys and values (`keys_values`) are in the pool already.
+        """
+        check_layer(layer, self.model_name)
+        step.visited.append(layer_index)
+        layer.window = options.window
+        heads, width = query.shape[1], keys_values[1].shape[3]
+        out = query.new_empty(1, heads, step.rows, width)
+        if step.drafts:
+            drafted = self._drafts(query[0, :, step.draft_rows], layer, step, layer_index, options)
+            out[0, :, step.draft_rows] = drafted
+        for at, segment in step.blocks:
+            place = slice(at, at + len(segment.tokens))
+            out[:, :, place] = self._block(query[:, :, place], layer, segment, layer_index, options)
+        return out
+
+    def _block(
+        self,
+        query: Tensor,
+        layer: PagedLayer,
+        segment: Segment,
+        index: int,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Attend from a block of rows to all of its request's keys."""
+        scored = segment.scores is not None and index in segment.scored_layers
+        first = 0
+        if options.window is not None and not scored:
+            first = max(0, segment.length - len(segment.tokens) - options.window + 1)
+        keys, values = layer.read(segment.slots[first : segment.length])
+        if segment.seeds is not None:
+            keep_queries(query, segment.seeds, index, options)
+        length = segment.length - first
+        out, rows = verify_attention(
+            query,
+            keys,
+            values,
+            lengths=torch.tensor([length], device=query.device),
+            return_scores=scored,
+            implementation=self.kernels,
+            **_arguments(options),
+        )
+        if rows is not None and segment.scores is not None:
+            segment.scores.put(index, rows, RowLengths([length], query.device))
+        return out
+
+    def _drafts(
+        self,
+        query: Tensor,
+        layer: PagedLayer,
+        step: PackedStep,
+        index: int,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Attend from one row of each drafting request, `[Hq, B, D]`, to the keys it reads."""
+        batch = len(step.drafts)
+        rows = query.transpose(0, 1).unsqueeze(2)
+        chosen = [
+            _positions(segment, layer, index, rows[i : i + 1], options)
+            for i, segment in enumerate(step.drafts)
+        ]
+        width = max(slots.shape[1] for slots, _ in chosen)
+        indices = torch.zeros(batch, layer.kv_heads, width, dtype=torch.int32, device=query.device)
+        counts = torch.zeros(batch, layer.kv_heads, dtype=torch.int32, device=query.device)
+        for i, (slots, count) in enumerate(chosen):
+            indices[i, :, : slots.shape[1]] = slots
+            counts[i] = count
+        keys, values = layer.pool_views(batch)
+        # The pool is every row's cache, and slots stand for positions: the tail is among them, and
+        # what a window hides has been left out.
+        out = draft_attention(
+            rows,
+            keys,
+            values,
+            indices=indices,
+            counts=counts,
+            tail_start=step.draft_lengths,
+            lengths=step.draft_lengths,
+            implementation=self.kernels,
+            **{**_arguments(options), "window": None},
+        )
+        return out[:, :, 0].transpose(0, 1)
+
+
+def _arguments(options: AttentionOptions) -> dict[str, Any]:
+    return {
+        "scale": options.scale, "window": options.window, "softcap": options.softcap,
+        "sinks": options.sinks,
+    }  # fmt: skip
+
+
+def _positions(
+    segment: Segment, layer: PagedLayer, index: int, query: Tensor, options: AttentionOptions
+) -> tuple[Tensor, Tensor | int]:
+    """Return the slots that a draft reads, `[Hkv, M]` in order of position, and how many count."""
+    end, heads = segment.length, layer.kv_heads
+    first = 0 if options.window is None else max(0, end - options.window)
+    selection = segment.selections.get(index)
+    if selection is None:
+        return segment.slots[first:end].expand(heads, -1), end - first
+    if segment.selector is not None:
+        keys, _ = layer.read(segment.slots[:end])
+        selection = segment.selector.refresh(
+            segment.view.lengths, [segment.emitted], segment.view.layers[index],  # type: ignore[arg-type]
+            query, keys, RowLengths([end], query.device), options,
+        )  # fmt: skip
+        segment.selections[index] = selection
+    start = int(selection.tail_start)
+    tail = torch.arange(start, end, device=query.device).expand(heads, -1)
+    positions = torch.cat([selection.indices[0].long(), tail], dim=1)
+    line = torch.arange(selection.indices.shape[2], device=query.device)
+    used = torch.cat(
+        [line < selection.counts[0].unsqueeze(-1), torch.ones_like(tail, dtype=torch.bool)], dim=1
+    )
+    used = used & (positions >= first)
+    if not bool(used.all()):
+        order = torch.argsort((~used).to(torch.int8), dim=1, stable=True)
+        positions = positions.gather(1, order).where(used.gather(1, order), 0)
+    return segment.slots[positions], used.sum(dim=1)

@@ -1,0 +1,211 @@
+"""Keys and values of every request in the pool's blocks, in the shape that models expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import RowLengths
+from pillarattn.engine.block_pool import BlockTable, Move
+from pillarattn.errors import UnsupportedModelError
+from pillarattn.patch.cache_adapter import ORIGIN
+from pillarattn.patch.cache_layers import PillarCacheLayer
+from pillarattn.patch.compat import Cache
+
+
+class PagedLayer(PillarCacheLayer):
+    """One layer's pool: `[slots, Hkv, D]` buffers; the slot of a token is its block and place.
+
+    Attributes:
+        host: the host's keys and values, `[host slots, Hkv, D]`, once something was moved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host: tuple[Tensor, ...] | None = None
+
+    def allocate(self, slots: int, keys: Tensor, values: Tensor) -> None:
+        """Make the buffers for tokens like `keys` and `values` `[1, Hkv, T, D]`, if missing."""
+        if self.key_buffer is None:
+            self.key_buffer = keys.new_empty(slots, keys.shape[1], keys.shape[3])
+            self.value_buffer = values.new_empty(slots, values.shape[1], values.shape[3])
+
+    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put T tokens `[1, Hkv, T, D]` into `slots` `[T]`."""
+        assert self.key_buffer is not None
+        assert self.value_buffer is not None
+        self.key_buffer.index_copy_(0, slots, keys[0].transpose(0, 1).to(self.key_buffer.dtype))
+        self.value_buffer.index_copy_(
+            0, slots, values[0].transpose(0, 1).to(self.value_buffer.dtype)
+        )
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return copies of the tokens in `slots` `[S]`, `[1, Hkv, S, D]` each."""
+        assert self.key_buffer is not None
+        assert self.value_buffer is not None
+        keys, values = (
+            buffer.index_select(0, slots).transpose(0, 1).unsqueeze(0)
+            for buffer in (self.key_buffer, self.value_buffer)
+        )
+        return keys, values
+
+    def pool_views(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Return the whole pool as `[rows, Hkv, slots, D]`, the same for every row, uncopied."""
+        assert self.key_buffer is not None
+        assert self.value_buffer is not None
+        keys, values = (
+            buffer.transpose(0, 1).unsqueeze(0).expand(rows, -1, -1, -1)
+            for buffer in (self.key_buffer, self.value_buffer)
+        )
+        return keys, values
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of the pool."""
+        return 0 if self.key_buffer is None else int(self.key_buffer.shape[1])
+
+
+class PagedCache(Cache):
+    """The pool of a whole model; a forward pass writes its tokens to the slots it was given.
+
+    Args:
+        slots: tokens of the device's pool.
+        host_slots: tokens of the host's.
+        block_size: tokens of a block.
+        attention: called with a layer's queries: see `PackedAttention`.
+    """
+
+    def __init__(self, *, slots: int, host_slots: int, block_size: int, attention: Any) -> None:
+        super().__init__(layers=[])
+        self.slots, self.host_slots, self.block_size = slots, host_slots, block_size
+        self.attention = attention
+        self.step: Any = None
+        self.written: int | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the pass's tokens and hand the new ones back, marked with where they belong."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(PagedLayer())
+        layer = self.layers[layer_idx]
+        layer.allocate(self.slots, key_states, value_states)
+        layer.write(self.step.slots, key_states, value_states)
+        keys = key_states.view_as(key_states)
+        setattr(keys, ORIGIN, (self, layer_idx))
+        self.written = layer_idx
+        return keys, value_states
+
+    def move(self, moves: tuple[Move, ...]) -> None:
+        """Copy blocks as planned, in order."""
+        for move in moves:
+            for layer in self.layers:
+                if layer.key_buffer is not None:
+                    self._move_layer(layer, move)
+
+    def _move_layer(self, layer: PagedLayer, move: Move) -> None:
+        assert layer.key_buffer is not None
+        assert layer.value_buffer is not None
+        device: tuple[Tensor, ...] = (layer.key_buffer, layer.value_buffer)
+        sources: tuple[Tensor, ...]
+        targets: tuple[Tensor, ...]
+        if move.kind == "copy":
+            sources = targets = device
+        else:
+            if layer.host is None:
+                layer.host = tuple(
+                    torch.empty(
+                        self.host_slots, *buffer.shape[1:], dtype=buffer.dtype,
+                        pin_memory=buffer.is_cuda,
+                    )
+                    for buffer in device
+                )  # fmt: skip
+            sources, targets = (device, layer.host) if move.kind == "out" else (layer.host, device)
+        for source, target in zip(sources, targets, strict=True):
+            taken = source[self._slots(move.sources, source.device)]
+            target[self._slots(move.targets, target.device)] = taken.to(target.device)
+
+    def _slots(self, blocks: tuple[int, ...], device: torch.device) -> Tensor:
+        return block_slots(list(blocks), self.block_size).to(device)
+
+
+def block_slots(blocks: list[int], block_size: int) -> Tensor:
+    """Return the slots of `blocks` in order, `[len(blocks) * block_size]` int64."""
+    first = torch.tensor(blocks, dtype=torch.int64).unsqueeze(-1) * block_size
+    return (first + torch.arange(block_size)).flatten()
+
+
+class RequestView:
+    """One request's part of the pool, as what chooses keys expects a cache to be: one row.
+
+    Args:
+        cache: the pool.
+        reads_keys: whether somebody looks at keys or values; if not, views are empty and free.
+    """
+
+    def __init__(self, cache: PagedCache, *, reads_keys: bool) -> None:
+        self.cache = cache
+        self.reads_keys = reads_keys
+        self.layers: list[RequestLayer] = []
+        self.slots = torch.zeros(0, dtype=torch.int64)
+        self.lengths = RowLengths([0], "cpu")
+        self._version = -1
+
+    def place(self, table: BlockTable, device: torch.device) -> Tensor:
+        """Return the slots of the request's tokens in logical order, as the table has them now."""
+        if table.version != self._version:
+            slots = block_slots(table.resident(), self.cache.block_size)
+            self.slots, self._version = slots.to(device), table.version
+        return self.slots
+
+    def set_length(self, tokens: int) -> None:
+        """Say how many tokens are committed; layers that were met meanwhile join."""
+        device = self.slots.device
+        self.lengths = RowLengths([tokens], device)
+        while len(self.layers) < len(self.cache.layers):
+            self.layers.append(RequestLayer(self, self.cache.layers[len(self.layers)]))
+
+
+class RequestLayer:
+    """One layer of a `RequestView`."""
+
+    is_selectable = True
+
+    def __init__(self, view: RequestView, layer: PagedLayer) -> None:
+        self._view, self._layer = view, layer
+
+    @property
+    def window(self) -> int | None:
+        """Positions that a query of the layer sees, or None."""
+        return self._layer.window
+
+    @property
+    def key_buffer(self) -> Tensor | None:
+        """The pool's, which says where it lies."""
+        return self._layer.key_buffer
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads."""
+        return self._layer.kv_heads
+
+    @property
+    def lengths(self) -> RowLengths | None:
+        """The request's committed tokens; None where the layer holds nothing."""
+        return None if self._layer.key_buffer is None else self._view.lengths
+
+    def views(self) -> tuple[Tensor, Tensor]:
+        """Return copies of the request's keys and values, `[1, Hkv, S, D]`."""
+        end = self._view.lengths.max if self._view.reads_keys else 0
+        return self._layer.read(self._view.slots[:end])
+
+
+def check_layer(layer: Any, name: str) -> None:
+    """Raise `UnsupportedModelError` if a layer attends to what is not in the pool."""
+    if layer.attended_heads is not None:
+        raise UnsupportedModelError(
+            f"{name} makes the keys that it attends to of what it caches; the engine's pool holds "
+            "keys: use model.generate(assistant=)"
+        )

@@ -1,0 +1,47 @@
+"""Where a request's output ends, asked after every token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pillarattn.engine.request import FinishReason, Request
+
+
+class StopCheck:
+    """Ends an output at a stop token, a stop string or its length, as plain decoding would.
+
+    Args:
+        eos: the model's end-of-sequence tokens.
+        tokenizer: turns tokens into text; needed for stop strings.
+    """
+
+    def __init__(self, eos: frozenset[int], tokenizer: Any = None) -> None:
+        self.eos, self.tokenizer = eos, tokenizer
+
+    def __call__(self, request: Request) -> FinishReason | None:
+        """Return why the output ends with its last token, or None if it goes on."""
+        params, output = request.params, request.output
+        token = output[-1]
+        if token in params.stop_token_ids or (token in self.eos and not params.ignore_eos):
+            return FinishReason.STOP
+        if params.stop and self._find(request) is not None:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(output) >= params.max_tokens else None
+
+    def text(self, request: Request) -> str | None:
+        """Return the output as text, up to a stop string; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        text = str(self.tokenizer.decode(request.output, skip_special_tokens=True))
+        if request.finish_reason is not FinishReason.STOP:
+            return text
+        ends = [at for at in map(text.find, request.params.stop) if at >= 0]
+        return text[: min(ends)] if ends else text
+
+    def _find(self, request: Request) -> str | None:
+        """Return the stop string that the newest tokens complete, if any."""
+        # A token is at least a byte of text: a string of n bytes lies within the last n tokens,
+        # and a few more keep the edge of a split character out of sight.
+        longest = max(len(text.encode()) for text in request.params.stop)
+        tail = self.tokenizer.decode(request.output[-(longest + 4) :])
+        return next((text for text in request.params.stop if text in tail), None)

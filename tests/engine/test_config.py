@@ -1,0 +1,44 @@
+"""Settings of an engine are checked when they are made."""
+
+from __future__ import annotations
+
+import pytest
+
+from pillarattn.config import PillarConfig
+from pillarattn.engine.config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("kv_tokens", 0, ">= 1"),
+        ("kv_tokens", 8, "a block of 16"),
+        ("host_tokens", -1, ">= 0"),
+        ("block_size", 8, "1, 16, 64"),
+        ("max_batch", 0, ">= 1"),
+        ("prefill_chunk", 1.5, "integer"),
+        ("phases", "random", "'lockstep', 'unified'"),
+        ("admission", "eager", "'optimistic', 'reserve'"),
+        ("eviction", "oldest", "'fifo', 'heat'"),
+        ("offload_chunk", 0, ">= 1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(field, value, allowed):
+    with pytest.raises(ValueError, match=field) as caught:
+        EngineConfig(**{field: value})
+    assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"drafter": "ngram"}, {"draft_length": "acceptance"}, {"draft_share": "acceptance"},
+     {"acceptance": "rejection"}, {"parity": "reference"}],
+)  # fmt: skip
+def test_drafts_that_the_engine_does_not_make_are_refused(changes):
+    with pytest.raises(ValueError, match=f"pillar.{next(iter(changes))}"):
+        EngineConfig(pillar=PillarConfig(**changes))
+
+
+def test_tokens_become_blocks():
+    scheduler = EngineConfig(kv_tokens=1000, host_tokens=100, block_size=64).scheduler()
+    assert (scheduler.num_blocks, scheduler.host_blocks) == (15, 1)

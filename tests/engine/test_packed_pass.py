@@ -1,0 +1,103 @@
+"""Which models can be packed, and that a wrong packing does not go unnoticed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import pillarattn
+from pillarattn.datatypes import Phase
+from pillarattn.engine.block_pool import Move
+from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.engine import Engine
+from pillarattn.engine.packed_pass import Segment
+from pillarattn.engine.paged_cache import PagedCache, RequestView, block_slots
+from pillarattn.engine.runner import ModelRunner
+from pillarattn.errors import NotPatchedError, UnsupportedModelError
+
+
+def runner(model, **kwargs):
+    return ModelRunner(model, slots=64, host_slots=0, block_size=1, kernels="auto", **kwargs)
+
+
+def test_every_tiny_family_passes_the_preflight(models, family):
+    runner(models(family)[1])
+
+
+def test_rows_of_requests_do_not_see_each_other(models):
+    """A prompt, a verify pass and a draft in one pass, at slots in any order."""
+    plain, patched = models()
+    run, generator = runner(patched), torch.Generator().manual_seed(0)
+    texts = [torch.randint(1, 97, (n,), generator=generator).tolist() for n in (12, 9, 7)]
+    slots = torch.randperm(64, generator=generator)
+    places = [slots[:12], slots[20:29], slots[40:47]]
+    view = RequestView(run.cache, reads_keys=False)
+
+    def part(i, begin, end, phase=Phase.VERIFY):
+        return Segment(
+            str(i), phase, texts[i][begin:end], begin, view, places[i][:end], keep=end - begin
+        )
+
+    run.run([part(1, 0, 4), part(2, 0, 6)])
+    packed = run.run([part(0, 0, 12), part(2, 6, 7, Phase.DRAFT), part(1, 4, 9)])
+    for logits, (i, begin) in zip(packed, ((0, 0), (2, 6), (1, 4)), strict=True):
+        alone = plain(torch.tensor([texts[i]])).logits[0, begin:]
+        torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_an_unpatched_model_is_refused(tiny_model):
+    with pytest.raises(NotPatchedError, match=r"call pillarattn\.patch"):
+        Engine(tiny_model("llama"))
+
+
+def test_rotary_embeddings_that_look_at_the_whole_pass_are_refused(tiny_model):
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = pillarattn.patch(tiny_model("llama", rope_parameters=rope))
+    with pytest.raises(UnsupportedModelError, match="depends on the longest request"):
+        Engine(model)
+
+
+def test_a_model_that_ignores_positions_is_found_out(tiny_model):
+    """The preflight compares numbers; here the model counts positions by itself."""
+    model = pillarattn.patch(tiny_model("llama"))
+    forward = type(model.model).forward
+
+    def counting(self, *args, position_ids=None, **kwargs):
+        if position_ids is not None:
+            position_ids = torch.arange(position_ids.shape[1])[None]
+        return forward(self, *args, position_ids=position_ids, **kwargs)
+
+    model.model.forward = counting.__get__(model.model)
+    with pytest.raises(UnsupportedModelError, match="of the logits' spread"):
+        Engine(model)
+    Engine(model, EngineConfig(preflight=False))
+
+
+def test_models_that_keep_states_are_refused(tiny_model):
+    model = pillarattn.patch(tiny_model("llama"))
+    copied = copy.deepcopy(model)
+    copied.pillarattn_record.lockstep = True
+    with pytest.raises(UnsupportedModelError, match="counts positions by itself"):
+        Engine(copied)
+    copied.pillarattn_record.dense_reason = "no attention"
+    with pytest.raises(UnsupportedModelError, match=r"cannot act in it \(no attention\)"):
+        Engine(copied)
+
+
+def test_blocks_move_to_the_host_and_back_and_are_copied():
+    cache = PagedCache(slots=64, host_slots=32, block_size=16, attention=None)
+    step = type("Step", (), {"slots": torch.arange(64)})
+    cache.step = step
+    keys, values = torch.randn(2, 1, 2, 64, 8).unbind(0)
+    cache.update(keys, values, 0)
+    before = cache.layers[0].read(torch.arange(64))
+    cache.move((Move("a", "out", (2, 0), (1, 0)),))
+    cache.layers[0].key_buffer[:16] = cache.layers[0].key_buffer[32:48] = 0
+    cache.move((Move("a", "in", (0, 1), (3, 0)), Move("b", "copy", (1,), (2,))))
+    keys_after, values_after = cache.layers[0].read(torch.arange(64))
+    for source, target in ((0, 3), (2, 0), (1, 2)):
+        place, from_ = block_slots([target], 16), block_slots([source], 16)
+        assert keys_after[:, :, place].equal(before[0][:, :, from_])
+    assert not values_after.equal(before[1])
