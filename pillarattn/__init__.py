@@ -11,6 +11,9 @@ from pillarattn.decoding.drafters.heads import (
     MtpHead,
 )
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
+from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.engine import Engine
+from pillarattn.engine.request import RequestOutput, SamplingParams
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.evaluation.lossless import LosslessReport, check_lossless
 from pillarattn.evaluation.probe import acceptance_probe
@@ -28,6 +31,8 @@ __all__ = [
     "DraftHead",
     "Drafter",
     "Eagle3Head",
+    "Engine",
+    "EngineConfig",
     "HeadDrafter",
     "HeadShape",
     "LosslessReport",
@@ -35,6 +40,8 @@ __all__ = [
     "PillarAttention",
     "PillarCache",
     "PillarConfig",
+    "RequestOutput",
+    "SamplingParams",
     "SelfSpeculativeGenerator",
     "Strategy",
     "UnsupportedModelError",

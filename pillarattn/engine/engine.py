@@ -73,6 +73,7 @@ class Engine:
             self._noise.manual_seed(self.config.seed)
         self._stop = StopCheck(eos_tokens(self.model), tokenizer)
         self._streams = StreamDriver(self.step)
+        self._late: list[RequestOutput] = []
         self._added = 0
         # Streams step in threads of their own.
         self._lock = threading.RLock()
@@ -147,7 +148,7 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a step has something to do."""
-        return bool(self.requests)
+        return bool(self.requests or self._late)
 
     @torch.no_grad()
     def step(self) -> list[RequestOutput]:
@@ -169,10 +170,16 @@ class Engine:
             self._guarded(child, news, lambda child=child: self._fork(child))
         segments = list(self._segments(plan))
         if segments:
-            logits = self.runner.run(segments)
+            try:
+                logits = self.runner.run(segments)
+            except BaseException:
+                # The pass will be run again; what came before it is not lost.
+                self._late += [self._report(name, tokens) for name, tokens in news.items()]
+                raise
             rows = dict(zip([s.request_id for s in segments], logits, strict=True))
             self._take(plan, rows, news)
-        return [self._report(name, tokens) for name, tokens in news.items()]
+        late, self._late = self._late, []
+        return late + [self._report(name, tokens) for name, tokens in news.items()]
 
     def generate(
         self,

@@ -25,6 +25,14 @@ def test_greedy_tokens_of_every_family(engine, prompts, alone, family):
     assert 0 < sum(o.accepted for o in outputs) < sum(o.drafted for o in outputs)
 
 
+def test_all_keys_give_acceptance_1(engine, prompts, alone, family):
+    """s = 1: drafts are the target's own, windows included, greedy and sampled."""
+    greedy, seeded = SamplingParams(max_tokens=NEW), SamplingParams(max_tokens=NEW, temperature=1.0)
+    outputs = engine(family, s=1.0).generate(prompts * 2, [greedy] * 6 + [seeded] * 6)
+    assert tokens(outputs[:6]) == [alone(p, NEW, family) for p in prompts]
+    assert all(o.accepted == o.drafted > 0 for o in outputs)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES.names())
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_greedy_tokens_of_every_strategy(engine, prompts, alone, strategy, family):

@@ -37,6 +37,8 @@ class Run:
         for name, rows in plan.verifies:
             emitted = self.draw.randint(1, min(rows, self.left[name]))
             scheduler.verified(name, emitted)
+            entry = scheduler.entries[name]
+            assert len(entry.table) == scheduler.pool.blocks_for(entry.cached), "not rolled back"
             self.emit(name, emitted)
         for chunk in plan.prefills:
             scheduler.prefilled(chunk.request_id, chunk.tokens)

@@ -1,0 +1,123 @@
+"""Streams: readers share the steps, see outputs grow, and a closed stream aborts its request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pillarattn.engine.request import SamplingParams
+
+NEW = 16
+
+
+def test_many_streams_at_once(engine, prompts, alone):
+    run, steps = engine(), []
+    step = run._step
+    run._step = lambda: (steps.append(1), step())[1]
+
+    async def read(prompt):
+        text, finals = (), 0
+        async for output in run.stream(prompt, SamplingParams(max_tokens=NEW)):
+            text += output.new_token_ids
+            assert output.token_ids == text
+            finals += output.finished
+        assert finals == 1
+        return text
+
+    async def everybody():
+        return await asyncio.gather(*(read(p) for p in prompts))
+
+    assert asyncio.run(everybody()) == [alone(p, NEW) for p in prompts]
+    # They were in one batch: alone each takes more than half as many steps as all together.
+    shared = len(steps)
+    steps.clear()
+    for prompt in prompts:
+        asyncio.run(read(prompt))
+    assert shared < len(steps) / 2
+    assert not run.has_unfinished
+
+
+def test_a_closed_stream_aborts_its_request_alone(engine, prompts, alone):
+    run = engine()
+
+    async def some(prompt, count):
+        stream = run.stream(prompt, SamplingParams(max_tokens=NEW))
+        seen = ()
+        async for output in stream:
+            seen = output.token_ids
+            if len(seen) >= count:
+                break
+        await stream.aclose()
+        return seen
+
+    async def both():
+        return await asyncio.gather(some(prompts[0], 3), some(prompts[1], NEW))
+
+    short, full = asyncio.run(both())
+    assert short == alone(prompts[0], NEW)[: len(short)]
+    assert len(short) < NEW
+    assert full == alone(prompts[1], NEW)
+    assert not run.has_unfinished
+    assert run.scheduler.pool.used == 0
+
+
+def test_a_cancelled_reader_leaves_the_others_going(engine, prompts, alone):
+    run = engine()
+
+    async def read(prompt):
+        seen = ()
+        async for output in run.stream(prompt, SamplingParams(max_tokens=NEW)):
+            seen = output.token_ids
+        return seen
+
+    async def scene():
+        first = asyncio.create_task(read(prompts[2]))
+        second = asyncio.create_task(read(prompts[1]))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        return await second, first
+
+    seen, first = asyncio.run(scene())
+    assert seen == alone(prompts[1], NEW)
+    assert first.cancelled() or first.done()
+    assert not run.has_unfinished
+
+
+def test_the_event_loop_stays_free(engine, prompts):
+    run, ticks = engine(), []
+
+    async def scene():
+        async def tick():
+            while True:
+                ticks.append(1)
+                await asyncio.sleep(0)
+
+        ticker = asyncio.create_task(tick())
+        async for _ in run.stream(prompts[0], SamplingParams(max_tokens=NEW)):
+            pass
+        ticker.cancel()
+
+    asyncio.run(scene())
+    assert len(ticks) > NEW
+
+
+def test_a_stream_has_one_sample(engine, prompts):
+    async def scene():
+        params = SamplingParams(n=2, temperature=1.0)
+        return [o async for o in engine().stream(prompts[0], params)]
+
+    with pytest.raises(ValueError, match="got n=2"):
+        asyncio.run(scene())
+
+
+def test_an_error_reaches_the_reader_as_its_last_output(engine, prompts):
+    def broken(ids, logits):
+        raise RuntimeError("broken")
+
+    async def scene():
+        params = SamplingParams(max_tokens=NEW, logits_processors=[broken])
+        return [o async for o in engine().stream(prompts[0], params)]
+
+    (output,) = asyncio.run(scene())
+    assert (output.finish_reason, output.error) == ("error", "RuntimeError: broken")
