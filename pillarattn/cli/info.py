@@ -25,6 +25,9 @@ from pillarattn.modules.strategies import STRATEGIES
 from pillarattn.patch.known_architectures import look_up
 from pillarattn.patch.support import describe
 
+# Verdicts, each ruling out more than the one before; unknown gives way to all.
+_CAUTION = ("unknown", "lossless", "lossless-dense-draft", "refused")
+
 
 def info(
     model: Annotated[
@@ -59,20 +62,49 @@ def _facts() -> dict[str, Any]:
 
 
 def _describe(name: str) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = load_config(name)
-    # On the meta device a model of any size has its structure but no weights.
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_config(config)
-    row = describe(model)
-    # What the config alone cannot tell, the suite has measured on a tiny model of the type.
+    try:
+        config = load_config(name)
+    except (ValueError, OSError, ImportError):
+        raise
+    except Exception as error:
+        # Families check their fields with error classes of their own.
+        raise ValueError(f"the config of {name!r} is not valid: {error}") from None
+    row: dict[str, Any] = {"model_type": config.model_type}
+    builders = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    builder = next((auto for auto in builders if type(config) in auto._model_mapping), None)
+    if builder is None and not hasattr(config, "auto_map"):
+        reason = f"transformers has no causal language model of type {config.model_type!r}"
+        return row | {"verdict": "refused", "reason": reason}
+    try:
+        # On the meta device a model of any size has its structure but no weights.
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = (builder or AutoModelForCausalLM).from_config(config)
+        row = describe(model)
+    except Exception as error:
+        # Each family's constructor fails in its own way on a config that it cannot build.
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        row |= {"verdict": "unknown", "reason": f"it cannot be built from this config: {line}"}
+    return _with_known(row)
+
+
+def _with_known(row: dict[str, Any]) -> dict[str, Any]:
+    """Add what the config alone cannot tell: the suite has measured a tiny model of the type."""
     known = look_up(row["model_type"])
-    if known is not None and row["verdict"] != "refused":
+    if known is None:
+        return row
+    remarks = list(known["notes"])
+    # What this very config rules out stays ruled out.
+    if _CAUTION.index(known["verdict"]) > _CAUTION.index(row["verdict"]):
+        if row["verdict"] == "unknown":
+            remarks.append(row["reason"])
         row.update(verdict=known["verdict"], reason=known["reason"])
-        row["remarks"] = "; ".join(known["notes"]) or None
-        row["tested"] = f"tiny random model, transformers {known['transformers']}"
+        if "sparse_layers" in row:
+            row["sparse_layers"] = 0
+    row["remarks"] = "; ".join(remarks) or None
+    row["tested"] = f"tiny random model, transformers {known['transformers']}"
     return row
 
 

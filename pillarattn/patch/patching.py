@@ -67,7 +67,9 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
         _restore(model, record)
         raise
     if record.dense_reason is not None:
-        record.info.update(verdict="lossless-dense-draft", reason=record.dense_reason)
+        record.info.update(
+            verdict="lossless-dense-draft", reason=record.dense_reason, sparse_layers=0
+        )
         warnings.warn(
             f"{type(model).__name__} is decoded losslessly, but sparse attention cannot act in it: "
             f"{record.dense_reason}. Drafts come from prompt lookup instead",

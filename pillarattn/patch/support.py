@@ -11,6 +11,7 @@ from pillarattn.modules.cache import ContiguousLayer
 from pillarattn.patch.attention_function import PREFIX
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel
+from pillarattn.patch.layer_kinds import sparse_layer_count
 from pillarattn.patch.tensor_parallel import kv_head_refusal
 
 SUPPORTED_ATTENTION = ("sdpa", "eager")
@@ -122,15 +123,12 @@ def describe(model: Any) -> dict[str, Any]:
     heads = field(config, "num_attention_heads")
     layers = field(config, "num_hidden_layers")
     head_dim = field(config, "head_dim")
-    if head_dim is None and heads and field(config, "hidden_size"):
-        head_dim = config.hidden_size // heads
+    hidden = field(config, "hidden_size")
+    if head_dim is None and isinstance(heads, int) and heads and isinstance(hidden, int):
+        head_dim = hidden // heads
     window = field(config, "sliding_window")
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    kinds = list(getattr(config, "layer_types", None) or [])
-    if not kinds and layers:
-        kinds = ["sliding_attention" if window else "full_attention"] * layers
-    full = sum(kind == "full_attention" for kind in kinds)
     row.update(
         layers=layers,
         heads=heads,
@@ -139,6 +137,6 @@ def describe(model: Any) -> dict[str, Any]:
         window=window,
         softcap=field(config, "attn_logit_softcapping"),
         attention=attention_implementation(model),
-        sparse_layers=full or len(kinds),
+        sparse_layers=sparse_layer_count(model.config) if verdict == "lossless" else 0,
     )
     return row
