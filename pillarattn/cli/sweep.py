@@ -69,8 +69,11 @@ def sweep(
 
     One process: pillarattn sweep grid.yaml --out runs/first
 
-    Four GPUs: accelerate launch --num_processes 4 -m pillarattn.cli.main sweep grid.yaml --out
-    runs/first
+    Four GPUs: accelerate launch --multi_gpu --num_processes 4 -m pillarattn.cli.main sweep
+    grid.yaml --out runs/first
+
+    --multi_gpu starts several processes on a CPU too; without it, a machine with fewer than two
+    GPUs gets one process.
 
     The exit code is 1 if a cell failed (0 under a launcher, which would end its other processes).
     """
