@@ -9,16 +9,19 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pillarattn.evaluation.kept_text import KeptText
 from pillarattn.evaluation.plots import (
     new_stack,
     plot_acceptance_by_length,
     plot_acceptance_by_position,
     plot_acceptance_vs_s,
+    plot_kept_text,
     plot_recall_by_head,
     plot_recall_by_layer,
     plot_speedup,
     save,
 )
+from pillarattn.evaluation.plots.canvas import place_of
 from pillarattn.evaluation.plots.recall import recall_floor
 from pillarattn.evaluation.report_rows import Measurements, ReportRow, load_measurements
 from pillarattn.evaluation.report_tables import ReportTable, report_tables
@@ -30,6 +33,7 @@ FORMATS = ("markdown", "csv", "html")
 # Figures of one kind, one for each group of cells that may share axes.
 MOST_FIGURES = 12
 MOST_MAPS = 8
+MOST_TEXTS = 4
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
 table { border-collapse: collapse; margin: 1.5rem 0; font-size: 13px; display: block;
@@ -148,8 +152,21 @@ def report_figures(rows: Sequence[ReportRow]) -> dict[str, Axes]:
         if recalled:
             figures[f"recall-by-layer-{key}"] = plot_recall_by_layer(recalled)
             figures[f"recall-by-head-{key}"] = _recall_maps(recalled[:MOST_MAPS])
+    figures |= _kept_texts(rows)
     if any(row.values.get("decode_speedup") is not None for row in rows):
         figures["speed-up"] = plot_speedup(rows)
+    return figures
+
+
+def _kept_texts(rows: Sequence[ReportRow]) -> dict[str, Axes]:
+    """Draw where keys fall on the text: each strategy once, at the first k and s it ran with."""
+    figures: dict[str, Axes] = {}
+    for row in sorted(rows, key=lambda row: place_of(row.name)):
+        kept = row.values.get("kept_text")
+        name = _slug(f"kept-keys-{row.model}-{row.task}-{row.name}")
+        if kept and name not in figures and len(figures) < MOST_TEXTS:
+            about = f"{row.model}, {row.task}, k = {row.k}, s = {row.s}"
+            figures[name] = plot_kept_text(KeptText.from_dict(kept), about=about)
     return figures
 
 

@@ -12,6 +12,7 @@ from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.decoding.stats import GenerationStats
 from pillarattn.evaluation.batch_timing import BatchTimes, timed_batch
 from pillarattn.evaluation.eval_config import EvalConfig
+from pillarattn.evaluation.kept_text import KeptText
 from pillarattn.evaluation.lossless_cell import check_cell, first_difference
 from pillarattn.evaluation.metrics import Tally
 from pillarattn.evaluation.metrics_traffic import kv_layers, traffic
@@ -21,6 +22,9 @@ from pillarattn.evaluation.selection_trace import NothingSelectedError, trace_se
 from pillarattn.evaluation.tasks import Task
 
 WARM_UP_TOKENS = 4
+
+
+RECALL_FIELDS = ("recall", "recall_by_head", "recall_layers", "kept_text")
 
 
 @dataclass(frozen=True)
@@ -172,10 +176,10 @@ class Cell:
         }
 
     def recall(self) -> dict[str, Any]:
-        """Return the recall of attention mass on the first problem, if it was asked for."""
+        """Return recall and kept keys on the first problem, if they were asked for."""
         wanted = min(self.config.recall_tokens, self.config.max_new_tokens)
         if not wanted or not self.assistant.config.k:
-            return {"recall": None, "recall_by_head": None, "recall_layers": None}
+            return dict.fromkeys(RECALL_FIELDS)
         self._set_noise()
         inputs = {name: tensor[:1] for name, tensor in self.batches[0].inputs.items()}
         pad = int((inputs["attention_mask"] == 0).sum())
@@ -184,11 +188,12 @@ class Cell:
         try:
             trace = trace_selection(self.model, inputs, self.assistant, **options)
         except NothingSelectedError:
-            return {"recall": None, "recall_by_head": None, "recall_layers": None}
+            return dict.fromkeys(RECALL_FIELDS)
         return {
             "recall": trace.mean_recall,
             "recall_by_head": trace.recall,
             "recall_layers": trace.layers,
+            "kept_text": KeptText.newest(trace, self.tokenizer).to_dict(),
         }
 
     def _set_noise(self) -> None:

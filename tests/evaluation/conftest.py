@@ -60,6 +60,10 @@ def _build_record(strategy: str = "pillar", accepted: float = 4.0, **config: Any
         "kv_bytes_share": 0.25, "tokens_per_second": 30.0, "plain_tokens_per_second": 20.0,
         "decode_speedup": 1.5, "total_speedup": 1.4, "predicted_speedup": None,
         "recall": 0.9, "recall_by_head": [[0.9, 0.8], [1.0, 0.9]], "recall_layers": [0, 1],
+        "kept_text": {
+            "strategy": strategy, "texts": ["a", " word"], "share": [0.2, 1.0], "first": 0,
+            "prompt_tokens": 1, "choices": 3,
+        },
         "examples": 4, "judged": 4, "correct": 1, "accuracy": 0.25,
         "mean_prompt_tokens": 100.0, "mean_new_tokens": 50.0, "std_new_tokens": 5.0,
     }  # fmt: skip

@@ -41,10 +41,12 @@ def test_figures_are_those_that_have_something_to_show(found, make_record):
         "acceptance-by-length",
         "recall-by-layer",
         "recall-by-head",
+        "kept-keys",
         "speed-up",
     }
     one = make_record()
     one["metrics"] |= {"decode_speedup": None, "recall_by_head": None, "by_length": []}
+    del one["metrics"]["kept_text"]
     names = list(report_figures(measurements([one]).rows))
     assert [name.rsplit("-smollm2")[0] for name in names] == ["acceptance-by-position"]
 
@@ -59,6 +61,15 @@ def test_lengths_are_drawn_where_most_rows_have_several_octaves(make_record):
 
     assert not drawn(short, long)
     assert drawn(short, long, other)
+
+
+def test_each_strategy_is_drawn_on_the_text_once_and_bounds_last(make_record):
+    names = ["uniform", "oracle", "streaming", "quest", "pillar"]
+    rows = measurements(make_record(n, s=s) for s in (0.02, 0.05) for n in names).rows
+    drawn = [n for n in report_figures(rows) if n.startswith("kept-keys")]
+    assert [name.rpartition("-")[2] for name in drawn] == ["pillar", "quest", "streaming", "oracle"]
+    title = report_figures(rows)[drawn[0]].get_title()
+    assert "Where pillar keeps keys" in title and title.endswith("k = 8, s = 0.02")
 
 
 def test_formats_can_be_chosen(tmp_path, found):

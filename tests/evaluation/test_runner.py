@@ -73,6 +73,10 @@ def test_a_record_says_everything(runner, config):
     assert metrics["emitted"] == 22
     assert 0 < metrics["recall"] <= 1
     assert len(metrics["recall_by_head"]) == len(metrics["recall_layers"]) == 2
+    kept = metrics["kept_text"]
+    assert "".join(kept["texts"]).startswith("problem 0 ") or kept["first"] > 0
+    assert len(kept["share"]) == len(kept["texts"]) == kept["prompt_tokens"] + 8
+    assert max(kept["share"]) == 1.0
     assert metrics["plain_tokens_per_second"] > 0
     assert metrics["predicted_speedup"] is None
     assert record["lossless"]["lossless"] is True

@@ -6,7 +6,12 @@ from pillarattn.evaluation.plots.acceptance import (
     plot_acceptance_vs_s,
 )
 from pillarattn.evaluation.plots.canvas import new_axes, new_stack, save
-from pillarattn.evaluation.plots.kept_keys import kept_keys_html, plot_kept_by_layer, plot_kept_keys
+from pillarattn.evaluation.plots.kept_keys import (
+    kept_keys_html,
+    plot_kept_by_layer,
+    plot_kept_keys,
+    plot_kept_text,
+)
 from pillarattn.evaluation.plots.recall import plot_recall_by_head, plot_recall_by_layer
 from pillarattn.evaluation.plots.speed import plot_speedup
 
@@ -19,6 +24,7 @@ __all__ = [
     "plot_acceptance_vs_s",
     "plot_kept_by_layer",
     "plot_kept_keys",
+    "plot_kept_text",
     "plot_recall_by_head",
     "plot_recall_by_layer",
     "plot_speedup",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from pillarattn.evaluation.kept_text import KeptText
 from pillarattn.evaluation.plots.canvas import finish, new_axes
 from pillarattn.evaluation.selection_trace import SelectionTrace
 
@@ -14,25 +15,6 @@ if TYPE_CHECKING:
 
 LINE_CHARACTERS = 92
 MOST_LINES = 60
-
-
-def token_texts(trace: SelectionTrace, tokenizer: Any) -> list[str]:
-    """Return the text of each token of a trace, so that joining them gives the text.
-
-    A character that spans several tokens is shown with the last of them.
-    """
-    texts: list[str] = []
-    before = shown = 0
-    for end in range(1, len(trace.tokens) + 1):
-        # Decoded beside the token before it, so that a leading space is not lost.
-        old = tokenizer.decode(trace.tokens[before:shown], clean_up_tokenization_spaces=False)
-        new = tokenizer.decode(trace.tokens[before:end], clean_up_tokenization_spaces=False)
-        if new.endswith("\ufffd"):
-            texts.append("")
-            continue
-        texts.append(new[len(old) :])
-        before, shown = shown, end
-    return texts
 
 
 def plot_kept_keys(
@@ -48,8 +30,16 @@ def plot_kept_keys(
     Args:
         start, end: tokens to draw; the text is cut after about sixty lines.
     """
-    end = len(trace.tokens) if end is None else min(end, len(trace.tokens))
-    cells = _layout(token_texts(trace, tokenizer), trace.kept_share, start, end)
+    return plot_kept_text(KeptText.from_trace(trace, tokenizer, start=start, end=end), axes=axes)
+
+
+def plot_kept_text(kept: KeptText, *, about: str = "", axes: Axes | None = None) -> Axes:
+    """Draw what a record or a trace holds of the text; see `plot_kept_keys`.
+
+    Args:
+        about: a second line of the title.
+    """
+    cells = _layout(kept.texts, kept.share)
     lines = max((line for line, _, _, _ in cells), default=0) + 1
     axes = axes or new_axes(8.0, 0.6 + 0.2 * lines)
     from matplotlib import colormaps
@@ -71,8 +61,8 @@ def plot_kept_keys(
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
     axes.set_title(
-        f"Where {trace.strategy} keeps keys (darker: kept more often; mean over layers, heads and "
-        f"{trace.choices} choices)",
+        f"Where {kept.strategy} keeps keys (darker: kept more often; mean over layers, heads and "
+        f"{kept.choices} choices)" + (f"\n{about}" if about else ""),
         fontsize=10,
     )
     return axes
@@ -120,13 +110,13 @@ def kept_keys_html(
 
     Pointing at a token shows its position and share. A notebook shows it as it is.
     """
-    end = len(trace.tokens) if end is None else min(end, len(trace.tokens))
-    shares = trace.kept_share
-    texts = token_texts(trace, tokenizer)
+    kept = KeptText.from_trace(trace, tokenizer, start=start, end=end)
     spans = [
-        f'<span style="background:rgba(0,114,178,{0.75 * shares[i]:.3f})" '
-        f'title="{i}: {shares[i]:.2f}">{escape(texts[i])}</span>'
-        for i in range(start, end)
+        f'<span style="background:rgba(0,114,178,{0.75 * share:.3f})" '
+        f'title="{place}: {share:.2f}">{escape(text)}</span>'
+        for place, (text, share) in enumerate(
+            zip(kept.texts, kept.share, strict=True), start=kept.first
+        )
     ]
     return Page(
         '<pre style="white-space:pre-wrap;line-height:1.5;color:#000;background:#fff">'
@@ -134,17 +124,15 @@ def kept_keys_html(
     )
 
 
-def _layout(
-    texts: Sequence[str], shares: Sequence[float], start: int, end: int
-) -> list[tuple[int, int, str, float]]:
+def _layout(texts: Sequence[str], shares: Sequence[float]) -> list[tuple[int, int, str, float]]:
     """Return (line, column, text, share) of each visible piece, wrapped to the page's width."""
     cells: list[tuple[int, int, str, float]] = []
     line = column = 0
-    for place in range(start, end):
-        pieces = texts[place].replace("\t", " ").split("\n")
+    for text, share in zip(texts, shares, strict=True):
+        pieces = text.replace("\t", " ").split("\n")
         for number, piece in enumerate(pieces):
             if number:
-                cells.append((line, column, "↵", shares[place]))
+                cells.append((line, column, "↵", share))
                 line, column = line + 1, 0
             if not piece:
                 continue
@@ -152,7 +140,7 @@ def _layout(
                 line, column = line + 1, 0
             if line >= MOST_LINES:
                 return cells
-            cells.append((line, column, piece[: LINE_CHARACTERS - 2], shares[place]))
+            cells.append((line, column, piece[: LINE_CHARACTERS - 2], share))
             column += len(piece)
         if line >= MOST_LINES:
             break

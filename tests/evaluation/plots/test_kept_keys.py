@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from pillarattn.evaluation.kept_text import KeptText
 from pillarattn.evaluation.notebook_model import notebook_model
-from pillarattn.evaluation.plots import kept_keys_html, plot_kept_by_layer, plot_kept_keys, save
-from pillarattn.evaluation.plots.kept_keys import LINE_CHARACTERS, _layout, token_texts
+from pillarattn.evaluation.plots import (
+    kept_keys_html,
+    plot_kept_by_layer,
+    plot_kept_keys,
+    plot_kept_text,
+    save,
+)
+from pillarattn.evaluation.plots.kept_keys import LINE_CHARACTERS, _layout
 from pillarattn.evaluation.selection_trace import SelectionTrace
 
 pytest.importorskip("matplotlib")
@@ -23,15 +30,6 @@ def trace(tokenizer):
     ids = tokenizer(TEXT).input_ids
     kept = [[1.0] + [0.0] * (len(ids) - 1), [0.5] * len(ids)]
     return SelectionTrace("pillar", ids, 10, [0, 3], [[1.0]], kept, 4)
-
-
-def test_tokens_join_to_the_text(trace, tokenizer):
-    texts = token_texts(trace, tokenizer)
-    assert len(texts) == len(trace.tokens)
-    assert "".join(texts) == TEXT
-    # "é" is two tokens: the text belongs to the second.
-    place = "".join(texts).index("é")
-    assert texts[place : place + 2] == ["", "é"]
 
 
 def test_html_is_escaped_and_shaded(trace, tokenizer):
@@ -52,8 +50,16 @@ def test_the_map_draws_every_token(trace, tokenizer, tmp_path):
     assert save(axes, tmp_path / "a.png").stat().st_size > 0
 
 
+def test_a_record_draws_what_the_trace_does(trace, tokenizer):
+    kept = KeptText.from_dict(KeptText.from_trace(trace, tokenizer).to_dict())
+    axes = plot_kept_text(kept, about="a model, a task")
+    whole = plot_kept_keys(trace, tokenizer)
+    assert axes.get_title() == f"{whole.get_title()}\na model, a task"
+    assert [t.get_text() for t in axes.texts] == [t.get_text() for t in whole.texts]
+
+
 def test_lines_wrap_and_long_texts_are_cut():
-    cells = _layout(["x" * 50, "y" * 50, "\n", "z"], [0.1, 0.2, 0.3, 0.4], 0, 4)
+    cells = _layout(["x" * 50, "y" * 50, "\n", "z"], [0.1, 0.2, 0.3, 0.4])
     assert [(line, column, text[0], share) for line, column, text, share in cells] == [
         (0, 0, "x", 0.1),
         (1, 0, "y", 0.2),
@@ -61,7 +67,7 @@ def test_lines_wrap_and_long_texts_are_cut():
         (2, 0, "z", 0.4),
     ]
     assert all(column + len(text) <= LINE_CHARACTERS for _, column, text, _ in cells)
-    many = _layout(["\n"] * 500, [0.0] * 500, 0, 500)
+    many = _layout(["\n"] * 500, [0.0] * 500)
     assert max(line for line, *_ in many) <= 60
 
 
