@@ -178,7 +178,12 @@ class EvalConfig:
         drafter = "+".join(map(part_label, self._levels()))
         strategy = part_label(self.strategy)
         who = strategy if drafter == "sparse" else f"{drafter} ({strategy})"
-        extra = "".join(f" {key}={value}" for key, value in sorted(self.options.items()))
+        shown = dict(self.options)
+        if self.batch_size > 1:
+            shown["batch"] = self.batch_size
+        if self.seed:
+            shown["seed"] = self.seed
+        extra = "".join(f" {key}={value}" for key, value in sorted(shown.items()))
         return f"{self.task} {who} k={self.k} s={self.s:g} T={self.temperature:g}{extra}"
 
     def _levels(self) -> Sequence[Part]:

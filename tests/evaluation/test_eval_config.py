@@ -107,3 +107,6 @@ def test_a_strategy_and_a_drafter_may_have_arguments():
 def test_its_label_is_short():
     assert EvalConfig().label == "worked_maths pillar k=8 s=0.05 T=0"
     assert EvalConfig(options={"sink": 1, "recent": 2}).label.endswith(" T=0 recent=2 sink=1")
+    grid = [EvalConfig(seed=seed, batch_size=size) for seed in (0, 1) for size in (1, 8)]
+    ends = [config.label.partition(" T=0")[2] for config in grid]
+    assert ends == ["", " batch=8", " seed=1", " batch=8 seed=1"]
