@@ -1,4 +1,4 @@
-"""The examples of evaluation run as they stand, on a tiny model."""
+"""The examples run as they stand, on a tiny model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+
+from pillarattn.modules.strategies import STRATEGIES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -17,9 +19,25 @@ def load(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["evaluate", "sweep", "report"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_an_example_is_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+
+
+def test_quickstart(byte_checkpoint, capsys):
+    load("quickstart").main(str(byte_checkpoint))
+    printed = capsys.readouterr().out
+    assert "same tokens as plain decoding: True" in printed
+    assert "drafts accepted" in printed
+
+
+def test_custom_strategy(byte_checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr(STRATEGIES, "_classes", dict(STRATEGIES._classes))
+    load("custom_strategy").main(str(byte_checkpoint))
+    printed = capsys.readouterr().out
+    for name in ("decayed", "pillar", "streaming"):
+        assert f"{name}: " in printed
+    assert "lossless (greedy): 32 new tokens in 1 row, identical" in printed
 
 
 def test_evaluate(byte_checkpoint, capsys):
