@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import StaticCache
 
 from pillarattn.datatypes import Generation, RowLengths
-from pillarattn.decoding.drafters import DRAFTERS
+from pillarattn.decoding.drafters import DRAFTERS, Drafter
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.decoding.history import History
 from pillarattn.decoding.loop import DecodingRun
@@ -44,7 +44,7 @@ from pillarattn.patch.options import (
 from pillarattn.patch.static_cache import export_static
 from pillarattn.patch.stopping import CriteriaRule
 from pillarattn.patch.target import HFTarget
-from pillarattn.patch.tensor_parallel import ranks_of
+from pillarattn.patch.tensor_parallel import Ranks, ranks_of
 
 
 def decode(
@@ -97,7 +97,6 @@ def decode(
             generation_config.do_sample,
             generator,
         )
-    rule = generator.new_rule(do_sample=bool(generation_config.do_sample))
     drafter = generator.new_drafter()
     if not sparse and drafter.needs_selections:
         # Drafts by the model itself would cost what they save.
@@ -117,15 +116,35 @@ def decode(
         returns_cache=wants_dict or is_users,
     )
     target = build_target(call, sparse=sparse, lockstep=lockstep)
-    selector = generator.new_selector()
-    selector.mean_over_ranks = None if ranks is None else ranks.mean
     dead_ends = DeadEnds()
     outcome, recorder = _outcome(call, stopping_criteria, streamer, dead_ends)
-    run = DecodingRun(
+    process = ProcessorRule(logits_processor, dead_ends)
+    run = _new_run(generator, call, target, drafter, process, outcome, recorder, ranks)
+    result = _run(run, call, generator)
+    if streamer is not None:
+        streamer.end()
+    return _returned(result, target, given, call, prompt_length=outcome.history.prompt_length)
+
+
+def _new_run(
+    generator: SelfSpeculativeGenerator,
+    call: Call,
+    target: HFTarget | ForeignTarget,
+    drafter: Drafter,
+    process: ProcessorRule,
+    outcome: Outcome,
+    recorder: Recorder,
+    ranks: Ranks | None,
+) -> DecodingRun:
+    """Return the run of a call; what `ranks` of one model choose, they choose alike."""
+    selector = generator.new_selector()
+    selector.mean_over_ranks = None if ranks is None else ranks.mean
+    rule = generator.new_rule(do_sample=bool(call.generation_config.do_sample))
+    return DecodingRun(
         target=target,
         drafter=drafter,
         rule=agreed_rule(rule, ranks),
-        process=ProcessorRule(logits_processor, dead_ends),
+        process=process,
         selector=selector,
         history=outcome.history,
         outcome=outcome,
@@ -134,12 +153,8 @@ def decode(
         k=generator.config.k,
         draft_length=agreed_length(generator.new_draft_length(), ranks),
         draft_share=agreed_share(generator.new_draft_share(), ranks),
-        **_parity_options(generator, model),
+        **_parity_options(generator, call.model),
     )
-    result = _run(run, call, generator)
-    if streamer is not None:
-        streamer.end()
-    return _returned(result, target, given, call, prompt_length=outcome.history.prompt_length)
 
 
 def _run(run: DecodingRun, call: Call, generator: SelfSpeculativeGenerator) -> Generation:
