@@ -107,6 +107,27 @@ def test_every_strategy_at_every_k_on_one_family(world, strategy, name, k):
     assert pillar.stats.accepted > 0
 
 
+# Every strategy meets a third of the families in the engine, another third each.
+@pytest.mark.parametrize(("strategy", "family", "name", "k"), CELLS[::3])
+def test_the_engines_output_is_plain_decodings(world, strategy, family, name, k):
+    """Rows of one batch, each a request of its own: packed, paged and in phases of their own."""
+    patched, outputs = world(family)
+    inputs = prompts()[name]
+    texts = [
+        ids[mask.bool()].tolist()
+        for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    ]
+    config = pillarattn.EngineConfig(
+        kv_tokens=512, prefill_chunk=16, preflight=False,
+        pillar=pillarattn.PillarConfig(k=k, strategy=strategy, **SPARSE),
+    )  # fmt: skip
+    engine = pillarattn.Engine(patched, config)
+    done = engine.generate(texts, pillarattn.SamplingParams(max_tokens=NEW))
+    assert [list(o.token_ids) for o in done] == [row[-NEW:] for row in outputs[name]]
+    assert sum(o.drafted for o in done) > 0
+    assert engine.scheduler.pool.used == 0
+
+
 def test_all_keys_give_acceptance_1(world, family):
     """s = 1: drafts are the target's own, so that blocks of k + 1 tokens come out."""
     patched, outputs = world(family)
