@@ -120,6 +120,8 @@ class RequestDecoder:
             view.reads_keys, kept = True, view.reads_keys
             self._selections = self._selector.seed(view, self.seeds.seeds)
             view.reads_keys = kept
+        # Megabytes a request, which nobody reads again.
+        self.seeds.seeds.clear()
         self._emitted = len(tokens)
         return tokens
 

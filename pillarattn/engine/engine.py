@@ -45,6 +45,11 @@ class Engine:
         config: see `EngineConfig`; None is its defaults.
         tokenizer: for prompts, stop strings and outputs as text.
 
+    Attributes:
+        requests: those that have not ended, by id.
+        scheduler: its pools and queue.
+        last_plan: what the last step did.
+
     Raises:
         NotPatchedError: the model is not patched.
         UnsupportedModelError: its requests cannot share a pass; says why.
@@ -73,6 +78,7 @@ class Engine:
             self._noise.manual_seed(self.config.seed)
         self._stop = StopCheck(eos_tokens(self.model), tokenizer)
         self._streams = StreamDriver(self.step)
+        self.last_plan = StepPlan()
         self._late: list[RequestOutput] = []
         self._added = 0
         # Streams step in threads of their own.
@@ -157,7 +163,7 @@ class Engine:
             return self._step()
 
     def _step(self) -> list[RequestOutput]:
-        plan = self.scheduler.plan()
+        plan = self.last_plan = self.scheduler.plan()
         news: dict[str, list[int]] = {}
         for name in plan.interrupted:
             self._decoders[name].forget_drafts()
@@ -283,7 +289,8 @@ class Engine:
         request = self.requests[name]
         if request.finish_reason is not None:
             return self._finished(name, new)
-        request.text = self._stop.text(request)
+        if self._streams.has_reader(name):
+            request.text = self._stop.text(request)
         return self._streams.deliver(request.result(new))
 
     def _finished(self, name: str, new: Sequence[int] = ()) -> RequestOutput:

@@ -177,7 +177,8 @@ class RequestOutput:
         prompt_token_ids: what it went on from.
         token_ids: new tokens so far.
         new_token_ids: those of them that the step before brought.
-        text: the output as text, without a stop string; None without a tokenizer.
+        text: the output as text, without a stop string, once it has ended or as it is streamed;
+            None without a tokenizer.
         finish_reason: "stop", "length", "abort", "error"; None while it runs.
         error: class and message, for "error".
         drafted: tokens drafted.

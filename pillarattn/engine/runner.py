@@ -39,6 +39,7 @@ class ModelRunner:
     Raises:
         NotPatchedError: the model is not patched.
         UnsupportedModelError: its tokens cannot be packed; says why.
+        ValueError: it is in training mode.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class ModelRunner:
         if record is None:
             raise NotPatchedError(f"{self.name} is not patched; call pillarattn.patch(model) first")
         self.record: PatchRecord = record
+        if self.model.training:
+            raise ValueError(f"{self.name} is in training mode; call model.eval() first")
         reason = refusal(self.model, self.record)
         if reason is not None:
             raise UnsupportedModelError(

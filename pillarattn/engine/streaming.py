@@ -23,6 +23,10 @@ class StreamDriver:
         self._lock: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def has_reader(self, request_id: str) -> bool:
+        """Whether somebody waits for outputs of a request."""
+        return request_id in self._waiting
+
     def deliver(self, output: RequestOutput) -> RequestOutput:
         """Keep an output for its reader, if it has one; return it."""
         if output.request_id in self._waiting:

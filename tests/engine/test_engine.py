@@ -191,6 +191,20 @@ def test_a_pool_that_is_too_small_changes_nothing(engine, prompts, alone, evicti
     assert run.scheduler.pool.used == run.scheduler.host.used == 0
 
 
+def test_what_a_request_holds_beside_its_keys_is_small(engine, prompts):
+    """Its text, its selection, and no queries of the prompt."""
+    run = engine(prefill_chunk=100)
+    run.add_request(prompts[3], SamplingParams(max_tokens=40), request_id="a")
+    for _ in range(8):
+        run.step()
+    decoder = run._decoders["a"]
+    assert decoder.seeds.seeds == {}
+    kept = [decoder.history.ids, decoder.view.slots]
+    kept += [t for s in decoder._selections.values() for t in (s.indices, s.counts, s.tail_start)]
+    keys = run.runner.cache.layers[0].key_buffer[: decoder.length].nbytes
+    assert sum(t.nbytes for t in kept) < keys
+
+
 def test_other_threads_of_the_model_are_left_alone(engine, models, prompts, alone):
     """Between steps the patched model is what it was."""
     run, patched = engine(), models()[1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.engine import Engine
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView, block_slots
+from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
+from tests.kernels.interpreter import repair_interpreter
 
 
 def runner(model, **kwargs):
@@ -47,9 +51,33 @@ def test_rows_of_requests_do_not_see_each_other(models):
         torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(
+    find_spec("triton") is None
+    or not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"),
+    reason="no NVIDIA GPU, and TRITON_INTERPRET is not 1",
+)
+def test_triton_kernels_read_the_same_pool(tiny_model, prompts):
+    """Slots stand for positions there too, in whatever order the blocks are."""
+    if not torch.cuda.is_available():
+        repair_interpreter()
+    model = pillarattn.patch(tiny_model("llama").to("cuda" if torch.cuda.is_available() else "cpu"))
+    outputs = {}
+    for kernels in ("reference", "triton"):
+        pillar = pillarattn.PillarConfig(k=3, s=0.25, min_budget=8, recent=2, kernels=kernels)
+        engine = Engine(model, EngineConfig(kv_tokens=256, preflight=False, pillar=pillar))
+        outputs[kernels] = engine.generate(prompts[1:3], SamplingParams(max_tokens=8))
+    assert outputs["triton"] == outputs["reference"]
+
+
 def test_an_unpatched_model_is_refused(tiny_model):
     with pytest.raises(NotPatchedError, match=r"call pillarattn\.patch"):
         Engine(tiny_model("llama"))
+
+
+def test_a_model_in_training_mode_is_refused(tiny_model):
+    model = pillarattn.patch(tiny_model("gpt2"))
+    with pytest.raises(ValueError, match=r"call model\.eval"):
+        Engine(model.train())
 
 
 def test_rotary_embeddings_that_look_at_the_whole_pass_are_refused(tiny_model):
