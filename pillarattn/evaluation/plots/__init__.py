@@ -6,6 +6,7 @@ from pillarattn.evaluation.plots.acceptance import (
     plot_acceptance_vs_s,
 )
 from pillarattn.evaluation.plots.canvas import new_axes, new_stack, save
+from pillarattn.evaluation.plots.cluster_day import plot_cluster_day
 from pillarattn.evaluation.plots.kept_keys import (
     kept_keys_html,
     plot_kept_by_layer,
@@ -22,6 +23,7 @@ __all__ = [
     "plot_acceptance_by_length",
     "plot_acceptance_by_position",
     "plot_acceptance_vs_s",
+    "plot_cluster_day",
     "plot_kept_by_layer",
     "plot_kept_keys",
     "plot_kept_text",
