@@ -13,16 +13,22 @@ from pillarattn.engine.packed_pass import PackedAttention, PackedStep, Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
 from pillarattn.patch.cache_adapter import PillarCache
-from pillarattn.patch.cache_layers import PillarCacheLayer
-from pillarattn.patch.compat import PreTrainedModel, cache_keyword, decode_context
+from pillarattn.patch.compat import (
+    LinearAttentionLayer,
+    PreTrainedModel,
+    cache_keyword,
+    decode_context,
+)
 from pillarattn.patch.current_pass import current_cache
 from pillarattn.patch.record import RECORD, PatchRecord
-from pillarattn.patch.support import rope_types
+from pillarattn.patch.support import field, rope_types
 from pillarattn.patch.wrappers import inner_model, weights_device
 
 # Largest gap to plain passes, relative to the spread of the logits. Near 1e-6 in fp32; in half
 # precision the root mean square counts, 0.03 to 0.05 in bf16 on a model of 30 layers.
 EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
+# What a forward raises that was given inputs it does not expect.
+FAULTS = (RuntimeError, TypeError, IndexError, AttributeError, KeyError, AssertionError)
 
 
 class ModelRunner:
@@ -67,7 +73,13 @@ class ModelRunner:
         )
         if preflight and self.device.type != "meta":
             self.cache = self._new_cache(32, 0, 1)
-            self._check_packing()
+            try:
+                self._check_packing()
+            except FAULTS as error:
+                raise UnsupportedModelError(
+                    f"{self.name} could not run a packed pass ({type(error).__name__}: {error}); "
+                    "use model.generate(assistant=) instead"
+                ) from error
         self.cache = self._new_cache(slots, host_slots, block_size)
 
     def _new_cache(self, slots: int, host_slots: int, block_size: int) -> PagedCache:
@@ -158,8 +170,10 @@ def refusal(model: PreTrainedModel, record: PatchRecord) -> str | None:
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return "its forward takes no position_ids"
     layers = PillarCache(config=model.config).layers
-    if any(not isinstance(layer, PillarCacheLayer) for layer in layers):
+    if any(isinstance(layer, LinearAttentionLayer) for layer in layers):
         return "some of its layers keep recurrent states, which cannot be packed"
+    if field(model.config.get_text_config(decoder=True), "attention_chunk_size"):
+        return "it attends in chunks"
     moving = rope_types(model.config) & {"dynamic", "longrope"}
     if moving:
         return f"its rotary embedding ({moving.pop()}) depends on the longest request of a pass"
