@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--link", default="NVLink-4")
     parser.add_argument("--layouts", default="2x1,1x2", help="REPLICASxRANKS, with commas")
     parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--batch", type=int, default=256, help="requests at a time for each rank")
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--s", type=float, default=0.05)
     parser.add_argument("--accepted", type=float, default=6.16, help="of k, assumed")
@@ -75,7 +76,13 @@ def main() -> None:
             )
             begun = time.perf_counter()
             record = simulate_day(
-                day, clock, mode=mode, replicas=replicas, accepted=options.accepted
+                day,
+                clock,
+                mode=mode,
+                replicas=replicas,
+                accepted=options.accepted,
+                # As many a device in every layout.
+                max_batch=options.batch * ranks,
             )
             spent = time.perf_counter() - begun
             records.append(record)
