@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pillarattn.datatypes import RowLengths
+
 
 class History:
     """Token ids `[B, capacity]` and the committed length of each row.
@@ -38,6 +40,18 @@ class History:
         """Return the newest committed token of each row, `[B, 1]`."""
         last = torch.tensor(self.lengths, device=self.ids.device) - 1
         return self.ids.gather(1, last.unsqueeze(1))
+
+    def at_positions(self, lengths: RowLengths) -> Tensor:
+        """Return the token at each position of a cache, `[B, longest + 1]`; -1 where unknown.
+
+        Args:
+            lengths: of a cache that holds all but the newest token of each row; what comes before
+                the text (padding that it left out, a prompt of embeddings) is unknown.
+        """
+        ends = torch.tensor(self.lengths, device=self.ids.device) - 1 - lengths.tensor
+        place = ends.unsqueeze(-1) + torch.arange(lengths.max + 1, device=self.ids.device)
+        known = (place >= 0) & (place < self.ids.shape[1])
+        return self.ids.gather(1, place * known).masked_fill(~known, -1)
 
     def sketch(self, offset: int, tokens: Tensor) -> None:
         """Write `tokens` `[B]` at `offset` past each row's end, without committing them."""

@@ -110,7 +110,9 @@ class DecodingRun:
         seeded = all(index in step.seeds for index in sparse)
         if sparse and seeded and step.seed_rows and not self.outcome.is_complete:
             with self._timed("select_seconds"):
-                self.selections = self.selector.seed(self.target.cache, step.seeds)
+                self.selections = self.selector.seed(
+                    self.target.cache, step.seeds, tokens=self._tokens()
+                )
 
     def draft(self) -> Draft:
         """Draft up to k tokens a row over the selected keys."""
@@ -217,8 +219,18 @@ class DecodingRun:
             self.selector.budget = replace(self.selector.budget, s=s)
         with self._timed("select_seconds"):
             self.selections = self.selector.select(
-                self.target.cache, buffer, emitted=self.emitted, rows=rows
+                self.target.cache,
+                buffer,
+                emitted=self.emitted,
+                rows=rows,
+                tokens=self._tokens(),
             )
+
+    def _tokens(self) -> Tensor | None:
+        """Return the tokens by position of the cache, for a strategy that looks at them."""
+        if not self.selector.strategy.needs_tokens:
+            return None
+        return self.history.at_positions(self.target.cache.lengths)
 
     def _finish_round(self, before: list[int], base: RowLengths) -> None:
         """Stop rows, and cut the cache to what is left: all but each row's newest token."""

@@ -71,7 +71,7 @@ class RoundProbe:
             selections = self._select(text)
             pending.append((self.next, selections))
             self.next += k + 1
-            room = self._rounds_at_once(text, target.shape[-1]) if selections else 1
+            room = self._rounds_at_once(text, selections, target.shape[-1]) if selections else 1
             if len(pending) >= room:
                 self._finish(text, pending, target, first, temperature)
                 pending = []
@@ -99,9 +99,12 @@ class RoundProbe:
         elif self.selector.scores_verify:
             buffer = text.scores(place - rows, place, length=place, limit=self.row_limit)
         emitted = [0 if is_first else k + 1]
-        return self.selector.select(cache, buffer, emitted=emitted, rows=[rows])
+        tokens = text.ids[: place + 1].unsqueeze(0) if self.strategy.needs_tokens else None
+        return self.selector.select(cache, buffer, emitted=emitted, rows=[rows], tokens=tokens)
 
-    def _rounds_at_once(self, text: TextPass, vocabulary: int) -> int:
+    def _rounds_at_once(
+        self, text: TextPass, selections: dict[int, Selection], vocabulary: int
+    ) -> int:
         """Return how many rounds at this length fit the memory for temporaries."""
         k, length = self.config.k, self.next
         keys = text.layer(text.layers[0]).views()[0]
@@ -110,7 +113,9 @@ class RoundProbe:
         # Layers that stay dense, and strategies that ignore the budget, read up to everything.
         sparse = self.selector.sparse_layers(text.cache_at(length))
         is_dense = len(sparse) < len(text.layers) or self.config.strategy == "full"
-        width = length if is_dense else self.selector.budget(length)
+        # Budgets that move between heads make some selections wide.
+        widest = max(s.indices.shape[-1] for s in selections.values())
+        width = length if is_dense else max(self.selector.budget(length), widest)
         scored = length if self._chooses_at_steps and self.strategy.needs_scores else width
         copies = k if self._chooses_at_steps and self.strategy.refresh_steps is None else 1
         largest = max(copies * heads * width * dim, k * query_heads * scored, k * vocabulary)

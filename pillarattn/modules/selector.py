@@ -92,12 +92,18 @@ class Selector:
         unbounded = [i for i in used if cache.layers[i].window is None]
         return unbounded or used
 
-    def seed(self, cache: ContiguousCache, seeds: dict[int, SeedQueries]) -> dict[int, Selection]:
-        """Choose the keys of the first round from the prompt's last query rows."""
+    def seed(
+        self,
+        cache: ContiguousCache,
+        seeds: dict[int, SeedQueries],
+        *,
+        tokens: Tensor | None = None,
+    ) -> dict[int, Selection]:
+        """Choose the keys of the first round from the prompt's last query rows; see `select`."""
         batch = len(cache.lengths.host)
         buffer = ScoreBuffer()
         if not self.scores_verify:
-            return self.select(cache, buffer, emitted=[0] * batch)
+            return self.select(cache, buffer, emitted=[0] * batch, tokens=tokens)
         rows = 0
         for index in self.sparse_layers(cache):
             layer, kept = cache.layers[index], seeds[index]
@@ -107,7 +113,7 @@ class Selector:
             buffer.put(
                 index, self._scores(kept.query, keys, layer.lengths, kept.options), layer.lengths
             )
-        return self.select(cache, buffer, emitted=[0] * batch, rows=[rows] * batch)
+        return self.select(cache, buffer, emitted=[0] * batch, rows=[rows] * batch, tokens=tokens)
 
     def select(
         self,
@@ -116,6 +122,7 @@ class Selector:
         *,
         emitted: list[int],
         rows: list[int] | None = None,
+        tokens: Tensor | None = None,
     ) -> dict[int, Selection]:
         """Choose the keys of the coming round, after roll back.
 
@@ -124,6 +131,7 @@ class Selector:
             buffer: the row scores of the verify pass before.
             emitted: tokens that each row emitted in it.
             rows: leading verify rows that count in each row of the batch; None: those emitted.
+            tokens: `[B, T]`, for a strategy that needs them; see `SelectionRequest.tokens`.
         """
         selections: dict[int, Selection] = {}
         # Draft steps name a layer by its object.
@@ -135,7 +143,7 @@ class Selector:
                 # Chosen at draft steps: this only marks the layers as sparse.
                 selections.update(self._placeholder(cache, indices))
                 continue
-            request = self._round_request(cache, buffer, indices, emitted, counted)
+            request = self._round_request(cache, buffer, indices, emitted, counted, tokens)
             chosen, counts = self.strategy.select(request)
             selections.update(self._split(indices, chosen, counts, cache.lengths))
         self.round_index += 1
@@ -229,6 +237,7 @@ class Selector:
         indices: list[int],
         emitted: list[int],
         counted: list[int],
+        tokens: Tensor | None,
     ) -> SelectionRequest:
         layer, end = cache.layers[indices[0]], cache.lengths.max
         assert layer.key_buffer is not None
@@ -250,6 +259,7 @@ class Selector:
             scores=scores,
             rows=rows,
             score_rows=score_rows,
+            tokens=None if tokens is None else tokens[:, : end + 1].repeat(len(indices), 1),
         )
 
     def _state(self, layer: ContiguousLayer, index: int) -> LayerState:
@@ -274,6 +284,7 @@ class Selector:
         score_rows: Callable[[Tensor], Tensor] | None = None,
         query: Tensor | None = None,
         step: int | None = None,
+        tokens: Tensor | None = None,
     ) -> SelectionRequest:
         starts = [0 if window is None else max(0, n - window + 1) for n in lengths.host]
         visible = [n - start for n, start in zip(lengths.host, starts, strict=True)]
@@ -302,6 +313,7 @@ class Selector:
             score_rows=score_rows,
             query=query,
             step=step,
+            tokens=tokens,
             host_lengths=lengths.host * len(layers),
             mean_over_ranks=self.mean_over_ranks,
         )
@@ -330,9 +342,12 @@ class Selector:
         indices: list[int], chosen: Tensor, counts: Tensor, lengths: RowLengths
     ) -> dict[int, Selection]:
         batch = len(lengths.host)
+        parts = torch.split(chosen, batch)
+        if not chosen.is_cuda and len(indices) > 1 and counts.numel():
+            # Where a budget moves between layers, a narrow one must not be gathered like the widest.
+            widths = counts.view(len(indices), -1).amax(dim=1).tolist()
+            parts = tuple(part[..., :n] for part, n in zip(parts, widths, strict=True))
         return {
             index: Selection(keys, count, lengths.tensor)
-            for index, keys, count in zip(
-                indices, torch.split(chosen, batch), torch.split(counts, batch), strict=True
-            )
+            for index, keys, count in zip(indices, parts, torch.split(counts, batch), strict=True)
         }

@@ -8,6 +8,7 @@ from pillarattn.modules.strategies.base import (
     Strategy,
     register_strategy,
 )
+from pillarattn.modules.strategies.forecast import ForecastStrategy
 from pillarattn.modules.strategies.full import FullStrategy
 from pillarattn.modules.strategies.h2o import HeavyHitterStrategy
 from pillarattn.modules.strategies.history import PositionHistory
@@ -25,6 +26,7 @@ from pillarattn.modules.strategies.vegas import VegasStrategy
 
 __all__ = [
     "STRATEGIES",
+    "ForecastStrategy",
     "FullStrategy",
     "HeavyHitterStrategy",
     "KeyBlocks",

@@ -39,6 +39,7 @@ class Strategy(ABC):
         needs_keys: `request.layers[i].keys`.
         needs_values: `request.layers[i].values`.
         needs_queries: `request.query` ("step").
+        needs_tokens: `request.tokens` ("round").
         seed_rows: query rows of the prompt that score the first selection; None is k + 1.
         foresees: a bound: where the coming round's queries are known (a teacher-forced probe), the
             scores are theirs.
@@ -52,6 +53,7 @@ class Strategy(ABC):
     needs_keys: bool = False
     needs_values: bool = False
     needs_queries: bool = False
+    needs_tokens: bool = False
     seed_rows: int | None = None
     foresees: bool = False
 
@@ -139,6 +141,8 @@ def check_flags(strategy: Strategy | type[Strategy]) -> None:
     is_step = strategy.refresh == "step"
     if strategy.needs_queries and not is_step:
         raise ValueError(f"needs_queries takes refresh='step', got 'round' in {strategy!r}")
+    if strategy.needs_tokens and is_step:
+        raise ValueError(f"needs_tokens takes refresh='round', got 'step' in {strategy!r}")
     if strategy.needs_row_scores and is_step:
         raise ValueError(f"needs_row_scores takes refresh='round', got 'step' in {strategy!r}")
     steps = strategy.refresh_steps

@@ -48,6 +48,8 @@ class SelectionRequest:
         score_rows: see `row_scores`; None if `needs_row_scores` is False.
         query: `[R, Hq, D]`, the draft step's own query, for `needs_queries`.
         step: draft step that asks, 0 for the round's first; None between rounds.
+        tokens: `[R, S + 1]` int64, the token at each position, -1 where it is unknown; at a row's
+            length lies its newest token, which has no key yet. For `needs_tokens`.
         host_lengths: `lengths` on the host, where the caller knows them.
         mean_over_ranks: averages a tensor over the processes that share the layer's heads; None:
             all heads are here.
@@ -67,6 +69,7 @@ class SelectionRequest:
     score_rows: Callable[[Tensor], Tensor] | None = None
     query: Tensor | None = None
     step: int | None = None
+    tokens: Tensor | None = None
     host_lengths: tuple[int, ...] = field(default=(), repr=False)
     mean_over_ranks: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
 

@@ -1,0 +1,204 @@
+"""Top-K by a forecast of the coming round's attention, which every verify pass corrects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pillarattn.modules.strategies.base import RankedStrategy, SelectionRequest, register_strategy
+from pillarattn.modules.strategies.forecast.features import (
+    FEATURES,
+    KeyRecord,
+    followed,
+    stack_features,
+    token_matches,
+)
+from pillarattn.modules.strategies.forecast.ridge import OnlineRidge
+from pillarattn.modules.strategies.head_budgets import pooled_budgets
+from pillarattn.modules.strategies.history import PositionHistory
+
+DEFAULT_FEATURES = (
+    *("now", "average", "peak", "spread_now", "spread_last"),
+    *("left_1", "left_2", "left_3", "match", "constant"),
+)
+REMEMBERED = ("now", "last", "average", "peak")
+BUDGETS = ("pooled", "even")
+# Bytes that the features of some rows may take at once.
+MEMORY = 96 * 2**20
+
+
+@register_strategy("forecast")
+class ForecastStrategy(RankedStrategy):
+    """Keeps the keys that an online regression expects the coming round to attend to.
+
+    A verify pass says what each key was attended to, and so how good the last forecast was. For
+    every row, layer and KV head a ridge regression maps a key's features (its mass now, over the
+    last rounds, around it, and whether it follows the newest token's earlier occurrences) to the
+    square root of its mean mass in the coming round. It learns from every pass and forgets slowly.
+    As its forecasts are in units of attention, heads can be compared: the budget of all layers and
+    heads goes to the largest forecasts. Nothing of the model is trained.
+
+    Args:
+        features: names out of `FEATURES`, at least one.
+        budget: "pooled" divides the keys among a row's layers and heads; "even" gives each its own.
+        forget: what a round leaves of what was learnt, 0 < forget <= 1.
+        ridge: pull towards equal weights, > 0, as a share of the features' mean power.
+        layer_weights: what an expected mass counts in each layer when budgets are pooled, by layer
+            number; layers whose errors cost more acceptance take more. None: 1 everywhere.
+
+    Raises:
+        ValueError: an argument is out of range; the message names it.
+    """
+
+    # The last row too: it is the nearest to the coming ones.
+    needs_row_scores = True
+
+    def __init__(
+        self,
+        features: Sequence[str] = DEFAULT_FEATURES,
+        budget: str = "pooled",
+        forget: float = 0.97,
+        ridge: float = 1e-3,
+        layer_weights: Sequence[float] | None = None,
+    ) -> None:
+        unknown = [name for name in features if name not in FEATURES]
+        if unknown or not features:
+            raise ValueError(
+                f"features must be names out of {', '.join(FEATURES)}; got {list(features)!r}"
+            )
+        if budget not in BUDGETS:
+            raise ValueError(
+                f"budget must be one of {', '.join(map(repr, BUDGETS))}, got {budget!r}"
+            )
+        if not 0 < forget <= 1:
+            raise ValueError(f"forget must be a number with 0 < forget <= 1, got {forget!r}")
+        if not ridge > 0:
+            raise ValueError(f"ridge must be above 0, got {ridge!r}")
+        if layer_weights is not None and not all(weight > 0 for weight in layer_weights):
+            raise ValueError(f"layer_weights must be above 0, got {list(layer_weights)!r}")
+        self.features = tuple(features)
+        self.budget = budget
+        self.forget = forget
+        self.ridge = ridge
+        self.layer_weights = None if layer_weights is None else tuple(layer_weights)
+        self.needs_tokens = "match" in self.features
+        self._memory = {name: PositionHistory() for name in REMEMBERED}
+        self._learnt: dict[tuple[int, ...], OnlineRidge] = {}
+        self._before: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
+
+    def reset(self) -> None:
+        """Forget the keys and what was learnt."""
+        for history in self._memory.values():
+            history.clear()
+        self._learnt.clear()
+        self._before.clear()
+
+    def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
+        """Keep the forced keys and the largest forecasts."""
+        mass = self.rank(request)
+        if self.budget == "even":
+            return request.keep_best(mass)
+        shared = mass
+        if self.layer_weights is not None:
+            shared = mass * self._weights_of(request).view(-1, 1, 1)
+        return request.keep_best(mass, budgets=pooled_budgets(request, shared))
+
+    def rank(self, request: SelectionRequest) -> Tensor:
+        """Return the expected mean mass of each key in the coming round, `[R, Hkv, S]` fp32."""
+        scores = self.given(request.scores, "scores").float()
+        now = request.committed(scores)
+        newest = self.given(request.rows, "scores").unsqueeze(-1) - 1
+        last = request.committed(request.row_scores(newest)[:, :, 0])
+        ridge = self._learnt.get(request.layer_indices)
+        if ridge is None:
+            count = len(self.features)
+            ridge = OnlineRidge(
+                torch.full((count,), 1 / count, device=now.device),
+                forget=self.forget,
+                ridge=self.ridge,
+            )
+            self._learnt[request.layer_indices] = ridge
+        before = self._recall(request)
+        if before is not None:
+            self._learn(request, ridge, before, now)
+        matches = None
+        if self.needs_tokens and request.tokens is not None:
+            matches = token_matches(request.tokens, request.lengths)
+        record = followed(before, now, last, matches)
+        self._remember(request, record)
+        weights = ridge.weights(*now.shape[:2])
+        forecast = torch.empty_like(now)
+        for first, end in self._pieces(now):
+            found = stack_features(record.rows(first, end), self.features)
+            forecast[first:end] = (found @ weights[first:end].unsqueeze(-1)).squeeze(-1)
+        return forecast.clamp_min_(0).square_()
+
+    def extra_reads(self, length: int, k: int) -> float:
+        """Return the reads of three more numbers a key than Top-K of the pooled scores has.
+
+        In fp16, against a key and a value of 64 numbers each; half as much with 128.
+        """
+        return 3 / 128 * length / max(k, 1)
+
+    def weights(self, layers: tuple[int, ...], rows: int, heads: int) -> Tensor:
+        """Return what was learnt of a group of layers, `[rows, heads, F]`, in `features`' order.
+
+        Raises:
+            KeyError: no such group of layers was selected in this generation.
+        """
+        return self._learnt[layers].weights(rows, heads)
+
+    def _learn(
+        self, request: SelectionRequest, ridge: OnlineRidge, before: KeyRecord, now: Tensor
+    ) -> None:
+        """Compare the last forecast's features with what the verify pass has found since."""
+        lengths, _ = self._before[request.layer_indices]
+        # A key that was rolled back, or is newer than the last forecast, teaches nothing.
+        line = torch.arange(now.shape[-1], device=now.device)
+        known = line < torch.minimum(lengths, request.lengths).unsqueeze(-1)
+        target = (now * known.unsqueeze(1)).sqrt_()
+        ridge.decay(*now.shape[:2])
+        for first, end in self._pieces(now):
+            found = stack_features(before.rows(first, end), self.features)
+            ridge.add(first, found, target[first:end])
+
+    def _recall(self, request: SelectionRequest) -> KeyRecord | None:
+        """Return what is remembered of the keys, as long as they are the same ones."""
+        if request.layer_indices not in self._before:
+            return None
+        _, matches = self._before[request.layer_indices]
+        size = request.max_length
+        if matches is not None:
+            matches = torch.nn.functional.pad(matches, (0, max(size - matches.shape[1], 0)))[
+                :, :size
+            ]
+        known = {name: history.read(request) for name, history in self._memory.items()}
+        return KeyRecord(**known, matches=matches)
+
+    def _remember(self, request: SelectionRequest, record: KeyRecord) -> None:
+        for name, history in self._memory.items():
+            history.write(request, getattr(record, name))
+        self._before[request.layer_indices] = (request.lengths, record.matches)
+
+    def _pieces(self, mass: Tensor) -> list[tuple[int, int]]:
+        """Return ranges of rows whose features fit the memory that they may take."""
+        rows, heads, size = mass.shape
+        step = max(1, MEMORY // (4 * heads * max(size, 1) * len(self.features)))
+        return [(first, min(first + step, rows)) for first in range(0, rows, step)]
+
+    def _weights_of(self, request: SelectionRequest) -> Tensor:
+        """Return the layers' weights, one a row of the request.
+
+        Raises:
+            ValueError: there are fewer weights than layers.
+        """
+        given, layers = self.layer_weights or (), request.layer_indices
+        if max(layers) >= len(given):
+            raise ValueError(
+                f"layer_weights has {len(given)} numbers and layer {max(layers)} needs one; give "
+                "one for each layer of the model"
+            )
+        chosen = torch.tensor([given[i] for i in layers], device=request.lengths.device)
+        return chosen.repeat_interleave(len(request.lengths) // len(layers))
