@@ -11,11 +11,10 @@ import torch
 
 import pillarattn
 from pillarattn.datatypes import Phase
-from pillarattn.engine.block_pool import Move
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.engine import Engine
 from pillarattn.engine.packed_pass import Segment
-from pillarattn.engine.paged_cache import PagedCache, RequestView, block_slots
+from pillarattn.engine.paged_cache import RequestView
 from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
@@ -112,20 +111,3 @@ def test_models_that_keep_states_are_refused(tiny_model):
     copied.pillarattn_record.dense_reason = "no attention"
     with pytest.raises(UnsupportedModelError, match=r"cannot act in it \(no attention\)"):
         Engine(copied)
-
-
-def test_blocks_move_to_the_host_and_back_and_are_copied():
-    cache = PagedCache(slots=64, host_slots=32, block_size=16, attention=None)
-    step = type("Step", (), {"slots": torch.arange(64)})
-    cache.step = step
-    keys, values = torch.randn(2, 1, 2, 64, 8).unbind(0)
-    cache.update(keys, values, 0)
-    before = cache.layers[0].read(torch.arange(64))
-    cache.move((Move("a", "out", (2, 0), (1, 0)),))
-    cache.layers[0].key_buffer[:16] = cache.layers[0].key_buffer[32:48] = 0
-    cache.move((Move("a", "in", (0, 1), (3, 0)), Move("b", "copy", (1,), (2,))))
-    keys_after, values_after = cache.layers[0].read(torch.arange(64))
-    for source, target in ((0, 3), (2, 0), (1, 2)):
-        place, from_ = block_slots([target], 16), block_slots([source], 16)
-        assert keys_after[:, :, place].equal(before[0][:, :, from_])
-    assert not values_after.equal(before[1])
