@@ -30,6 +30,8 @@ def test_a_preset_expands_to_cells_that_can_run(path):
     for cell in cells:
         check_names(cell)
         assert not cell.run_code
+    # A list of cells tells them apart.
+    assert len({cell.label for cell in cells}) == len(cells)
 
 
 def test_a_path_of_data_can_be_given_to_all():
