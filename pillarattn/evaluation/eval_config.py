@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pillarattn.config import PillarConfig
+from pillarattn.decoding.drafters import DRAFTERS
 from pillarattn.modules.strategies import STRATEGIES, Strategy
 
 # Raise it when a default or the meaning of a field changes: every hash then changes with it.
@@ -176,8 +177,7 @@ class EvalConfig:
     def label(self) -> str:
         """A short text for progress and tables."""
         drafter = "+".join(map(part_label, self._levels()))
-        strategy = part_label(self.strategy)
-        who = strategy if drafter == "sparse" else f"{drafter} ({strategy})"
+        who = who_drafts(drafter, part_label(self.strategy))
         shown = dict(self.options)
         if self.batch_size > 1:
             shown["batch"] = self.batch_size
@@ -189,6 +189,20 @@ class EvalConfig:
     def _levels(self) -> Sequence[Part]:
         """Return the drafter's levels, one unless it is a chain."""
         return [self.drafter] if isinstance(self.drafter, (str, Mapping)) else list(self.drafter)
+
+
+def who_drafts(drafter: str, strategy: str) -> str:
+    """Return what tells drafts apart: the drafter, and the strategy where one is used.
+
+    Args:
+        drafter: label of the drafter; levels of a chain with + between them.
+        strategy: label of the strategy.
+    """
+    if drafter == "sparse":
+        return strategy
+    levels = [level.partition("(")[0] for level in drafter.split("+")]
+    selects = any(level not in DRAFTERS or DRAFTERS.get(level).needs_selections for level in levels)
+    return f"{drafter} ({strategy})" if selects else drafter
 
 
 def part_label(part: Part) -> str:

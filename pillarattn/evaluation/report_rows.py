@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pillarattn.evaluation.eval_config import part_label
+from pillarattn.evaluation.eval_config import part_label, who_drafts
 from pillarattn.evaluation.predicted_speed import speedup_bounds
 from pillarattn.evaluation.results import parse_records, read_records
 from pillarattn.evaluation.selection_trace import SelectionTrace
@@ -80,8 +80,8 @@ class ReportRow:
 
     @property
     def name(self) -> str:
-        """Strategy, drafter where it is not the model itself, detail: one line of a plot."""
-        who = self.strategy if self.drafter == "sparse" else f"{self.drafter} ({self.strategy})"
+        """Who drafts and by which strategy, and the detail: one line of a plot."""
+        who = who_drafts(self.drafter, self.strategy)
         return f"{who}, {self.detail}" if self.detail else who
 
     @property

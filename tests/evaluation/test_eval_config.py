@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pillarattn.evaluation.eval_config import EvalConfig
+from pillarattn.evaluation.eval_config import EvalConfig, who_drafts
 
 
 @pytest.mark.parametrize(
@@ -110,3 +110,12 @@ def test_its_label_is_short():
     grid = [EvalConfig(seed=seed, batch_size=size) for seed in (0, 1) for size in (1, 8)]
     ends = [config.label.partition(" T=0")[2] for config in grid]
     assert ends == ["", " batch=8", " seed=1", " batch=8 seed=1"]
+
+
+def test_a_label_names_the_strategy_only_where_one_is_used():
+    assert EvalConfig(drafter="ngram").label == "worked_maths ngram k=8 s=0.05 T=0"
+    longer = EvalConfig(drafter={"name": "ngram", "max_ngram": 5})
+    assert longer.label.startswith("worked_maths ngram(max_ngram=5) k=8")
+    assert who_drafts("sparse", "quest") == "quest"
+    assert who_drafts("ngram+sparse", "triforce") == "ngram+sparse (triforce)"
+    assert who_drafts("a drafter from elsewhere", "quest") == "a drafter from elsewhere (quest)"
