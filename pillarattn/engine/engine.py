@@ -20,6 +20,7 @@ from pillarattn.engine.prompts import Prompt, check_request, eos_tokens, sample_
 from pillarattn.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler, StepPlan
+from pillarattn.engine.stats import EngineStats
 from pillarattn.engine.stopping import StopCheck
 from pillarattn.engine.streaming import StreamDriver
 from pillarattn.modules.step import SeedQueries
@@ -49,6 +50,7 @@ class Engine:
         requests: those that have not ended, by id.
         scheduler: its pools and queue.
         last_plan: what the last step did.
+        stats: counters; requests count when they end.
 
     Raises:
         NotPatchedError: the model is not patched.
@@ -79,6 +81,7 @@ class Engine:
         self._stop = StopCheck(eos_tokens(self.model), tokenizer)
         self._streams = StreamDriver(self.step)
         self.last_plan = StepPlan()
+        self.stats = EngineStats()
         self._late: list[RequestOutput] = []
         self._added = 0
         # Streams step in threads of their own.
@@ -151,6 +154,10 @@ class Engine:
             self.requests[request_id].finish(FinishReason.ABORT)
             return self._finished(request_id)
 
+    def reset_stats(self) -> None:
+        """Start counting anew."""
+        self.stats = EngineStats()
+
     @property
     def has_unfinished(self) -> bool:
         """Whether a step has something to do."""
@@ -164,6 +171,7 @@ class Engine:
 
     def _step(self) -> list[RequestOutput]:
         plan = self.last_plan = self.scheduler.plan()
+        self.stats.planned(plan)
         news: dict[str, list[int]] = {}
         for name in plan.interrupted:
             self._decoders[name].forget_drafts()
@@ -182,6 +190,7 @@ class Engine:
                 # The pass will be run again; what came before it is not lost.
                 self._late += [self._report(name, tokens) for name, tokens in news.items()]
                 raise
+            self.stats.ran(plan)
             rows = dict(zip([s.request_id for s in segments], logits, strict=True))
             self._take(plan, rows, news)
         late, self._late = self._late, []
@@ -296,6 +305,7 @@ class Engine:
     def _finished(self, name: str, new: Sequence[int] = ()) -> RequestOutput:
         """Take a request out of everything, and return its last output."""
         request = self.requests.pop(name)
+        self.stats.ended(request)
         del self._decoders[name]
         self.scheduler.remove(name)
         root = self._roots.pop(name, None)
