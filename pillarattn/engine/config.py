@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pillarattn.config import PillarConfig
+from pillarattn.decoding.drafters.ngram import NgramDrafter
+from pillarattn.decoding.drafters.sparse import SparseDrafter
+from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.block_pool import BLOCK_SIZES
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.phases import PHASE_POLICIES
@@ -25,8 +28,8 @@ class EngineConfig:
         max_length: tokens of prompt and output at most; None is what the model's config says.
         speculative: False decodes plainly with the same attention and the same sampler.
         pillar: how drafts are made and which keys they read; requests may have their own `k` and
-            `s`. Drafts come from the model itself ("sparse"), at a constant length and share;
-            sampling is seeded ("gumbel").
+            `s`. Drafts come from the model itself ("sparse") or from the text ("ngram"), at a
+            constant length and share; sampling is seeded ("gumbel").
         phases: "unified" levels the rows of steps, "lockstep" lets all verify together.
         admission: "optimistic" admits what fits now; "reserve" what fits at its full length.
         eviction: who makes room: "fifo", "lifo", "shortest", "lru" or "heat".
@@ -75,8 +78,14 @@ class EngineConfig:
             raise ValueError(
                 f"kv_tokens={self.kv_tokens} is less than a block of {self.block_size} tokens"
             )
+        drafter = SelfSpeculativeGenerator.from_config(self.pillar).new_drafter()
+        if type(drafter) not in (SparseDrafter, NgramDrafter):
+            raise ValueError(
+                "the engine takes pillar.drafter 'sparse' or 'ngram', got "
+                f"{self.pillar.drafter!r}; model.generate(assistant=) takes the others"
+            )
         for name, allowed in (
-            ("drafter", ("sparse",)), ("draft_length", ("constant",)),
+            ("draft_length", ("constant",)),
             ("draft_share", ("constant",)), ("acceptance", ("auto", "gumbel")),
             ("parity", ("default",)),
         ):  # fmt: skip

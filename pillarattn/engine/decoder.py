@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import Draft, Phase, Selection
+from pillarattn.decoding.drafters.ngram import NgramDrafter, look_up
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.decoding.history import History
 from pillarattn.engine.block_pool import BlockTable
@@ -57,10 +58,14 @@ class RequestDecoder:
         )
         self._rule = rule_of(params)
         self._selector = generator.new_selector()
+        drafter = generator.new_drafter()
+        self._lookup = drafter if isinstance(drafter, NgramDrafter) else None
+        # Whether drafts run the model over selected keys, which somebody must then select.
+        self._selects = bool(self.k) and self._lookup is None
         strategy = self._selector.strategy
         self._refreshes = strategy.refresh == "step"
         self.view = RequestView(cache, reads_keys=strategy.needs_keys or strategy.needs_values)
-        seed_rows = (strategy.seed_rows or self.k + 1) if self.k else 0
+        seed_rows = (strategy.seed_rows or self.k + 1) if self._selects else 0
         self.seeds = StepState(Phase.PREFILL, seed_rows=seed_rows)
         self._selections: dict[int, Selection] = {}
         self._drafts: list[int] = []
@@ -105,7 +110,7 @@ class RequestDecoder:
         segment = self._segment(Phase.VERIFY, tokens, self.length - 1, table)
         segment.keep = len(tokens)
         self._scores = ScoreBuffer()
-        if self.k and self._selector.scores_verify:
+        if self._selects and self._selector.scores_verify:
             segment.scores = self._scores
             segment.scored_layers = frozenset(self._sparse_layers())
         return segment
@@ -115,7 +120,7 @@ class RequestDecoder:
         tokens = self._judge([], raw)
         self.view.set_length(len(self.request.prompt))
         ready = all(i in self.seeds.seeds for i in self._sparse_layers())
-        if self.k and self.seeds.seed_rows and ready and self.request.finish_reason is None:
+        if self._selects and ready and self.request.finish_reason is None:
             view: Any = self.view
             view.reads_keys, kept = True, view.reads_keys
             self._selections = self._selector.seed(view, self.seeds.seeds)
@@ -124,6 +129,25 @@ class RequestDecoder:
         self.seeds.seeds.clear()
         self._emitted = len(tokens)
         return tokens
+
+    @property
+    def proposes(self) -> bool:
+        """Whether drafts come all at once, from the text."""
+        return self._lookup is not None
+
+    def propose(self, room: int) -> int:
+        """Look up at most `room` drafts for the coming round; return how many there are."""
+        assert self._lookup is not None
+        self._drafts = []
+        if room > 0:
+            tokens, found = look_up(
+                self.history.ids[:, : self.length], [0], [self.length], k=room,
+                longest=self._lookup.max_ngram, shortest=self._lookup.min_ngram,
+            )  # fmt: skip
+            for at, token in enumerate(tokens[0].tolist() if bool(found) else []):
+                self.history.sketch(at, tokens[:, at])
+                self._drafts.append(token)
+        return len(self._drafts)
 
     def add_draft(self, raw: Tensor) -> None:
         """Draw the round's next draft from `raw` `[1, V]`."""
@@ -148,7 +172,7 @@ class RequestDecoder:
         request.accepted += min(self._accepted, len(request.output) - before)
         self._drafts, self._emitted = [], len(tokens)
         self.view.set_length(self.length - 1)
-        if self.k and request.finish_reason is None and self._scores is not None:
+        if self._selects and request.finish_reason is None and self._scores is not None:
             view: Any = self.view
             self._selections = self._selector.select(view, self._scores, emitted=[len(tokens)])
         self._scores = None

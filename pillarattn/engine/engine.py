@@ -131,12 +131,12 @@ class Engine:
             root = name if params.n > 1 else None
             own = replace(params, n=1, seed=sample_seed(params.seed, i))
             request = Request(sample, list(ids), own, priority, None if i == 0 else name)
+            decoder = self._decoder(request)
             self.scheduler.add(
                 sample, prompt=len(ids), max_tokens=own.max_tokens, k=own.k or 0,
-                priority=priority, root=root,
+                priority=priority, root=root, proposes=decoder.proposes,
             )  # fmt: skip
-            self.requests[sample] = request
-            self._decoders[sample] = self._decoder(request)
+            self.requests[sample], self._decoders[sample] = request, decoder
             if root is not None:
                 self._roots[sample] = root
         self._added += 1
@@ -282,6 +282,7 @@ class Engine:
         if name in self._roots:
             self._prompts[self._roots[name]] = _Prompt(raw, dict(decoder.seeds.seeds))
         decoder.first_token(raw)
+        self._propose(name)
 
     def _fork(self, name: str) -> None:
         decoder, shared = self._decoders[name], self._prompts[self._roots[name]]
@@ -289,10 +290,19 @@ class Engine:
         decoder.view.place(self.scheduler.entries[name].table, self.runner.device)
         self.scheduler.forked(name)
         decoder.first_token(shared.raw)
+        self._propose(name)
 
     def _verify(self, name: str, raw: Tensor) -> None:
         emitted = self._decoders[name].judge(raw)
         self.scheduler.verified(name, len(emitted))
+        self._propose(name)
+
+    def _propose(self, name: str) -> None:
+        """Give a request whose drafts take no steps those of its coming round."""
+        decoder = self._decoders[name]
+        if decoder.proposes and self.requests[name].finish_reason is None:
+            room = self.scheduler.entries[name].draft_room
+            self.scheduler.proposed(name, decoder.propose(room))
 
     def _report(self, name: str, new: list[int]) -> RequestOutput:
         request = self.requests[name]

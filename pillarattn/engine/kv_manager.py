@@ -20,6 +20,7 @@ class Entry:
         length: its tokens, prompt and output; once it decodes, the newest has no K/V yet.
         limit: tokens that it can reach: prompt and `max_tokens`.
         k: drafts per round at most.
+        proposes: whether drafts come all at once and not in steps of their own.
         priority: smaller comes first.
         arrival: number of its arrival.
         root: the request whose prompt it shares, or None; of a first sample its own id.
@@ -38,6 +39,7 @@ class Entry:
     length: int
     limit: int
     k: int
+    proposes: bool = False
     priority: int = 0
     arrival: int = 0
     root: str | None = None
@@ -64,9 +66,12 @@ class Entry:
 
     def start_round(self) -> None:
         """Forget drafts and set how many the coming round may have."""
-        # A verify pass emits one token more than it accepts.
-        room = self.limit - self.length - 1
-        self.progress = Progress(self.request_id, max(0, min(self.k, room)))
+        self.progress = Progress(self.request_id, 0 if self.proposes else self.draft_room)
+
+    @property
+    def draft_room(self) -> int:
+        """Drafts that a round may have: a verify pass emits one token more than it accepts."""
+        return max(0, min(self.k, self.limit - self.length - 1))
 
     def candidate(self) -> Candidate:
         """Return what an eviction policy may know."""

@@ -15,7 +15,8 @@ class Progress:
 
     Attributes:
         request_id: whose round it is.
-        k: drafts that the round will have at most; 0 is plain decoding.
+        k: drafts that the round will have at most; 0 where no step drafts: plain decoding, and
+            drafts that come all at once.
         drafted: drafts that it has.
         waited: steps that it has stood idle with all its drafts.
     """
@@ -87,7 +88,7 @@ class UnifiedPhases(PhasePolicy):
 
     def split(self, running: Sequence[Progress]) -> Phases:
         """Return the phases of one step."""
-        # Plain decoding is a row a step, and no pass that could come sooner or later.
+        # Without steps that draft there is no pass that could come sooner or later.
         chosen = [p for p in running if p.k == 0]
         waiting: list[Progress] = []
         early: list[Progress] = []

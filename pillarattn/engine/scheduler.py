@@ -134,7 +134,7 @@ class Scheduler:
 
     def add(
         self, request_id: str, *, prompt: int, max_tokens: int, k: int, priority: int = 0,
-        root: str | None = None,
+        root: str | None = None, proposes: bool = False,
     ) -> None:  # fmt: skip
         """Put a request into the queue.
 
@@ -145,6 +145,7 @@ class Scheduler:
             k: tokens drafted per round at most.
             priority: smaller comes first.
             root: name of the group whose prompt it shares; the first of them computes it.
+            proposes: whether its drafts are reported by `proposed`, and take no steps.
 
         Raises:
             ValueError: the name is taken, or the request could not fit even alone.
@@ -154,7 +155,7 @@ class Scheduler:
         self.check_fits(request_id, prompt=prompt, max_tokens=max_tokens)
         self.entries[request_id] = Entry(
             request_id, length=prompt, limit=prompt + max_tokens, k=k, priority=priority,
-            arrival=self._arrivals, root=root, prompt=prompt,
+            arrival=self._arrivals, root=root, prompt=prompt, proposes=proposes,
         )  # fmt: skip
         self._arrivals += 1
 
@@ -197,6 +198,15 @@ class Scheduler:
     def drafted(self, request_id: str) -> None:
         """Report that a request has one draft more."""
         self.entries[request_id].progress.drafted += 1
+
+    def proposed(self, request_id: str, drafts: int) -> None:
+        """Report that a request has all the drafts of its round, at most its `draft_room`."""
+        entry = self.entries[request_id]
+        if not 0 <= drafts <= entry.draft_room:
+            raise ValueError(
+                f"request {request_id!r} may have 0..{entry.draft_room} drafts, got {drafts}"
+            )
+        entry.progress.drafted = drafts
 
     def verified(self, request_id: str, emitted: int, heat: tuple[float, ...] = ()) -> None:
         """Report that a verify pass emitted `emitted` tokens, and what it paid to each block."""

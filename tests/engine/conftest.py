@@ -62,7 +62,7 @@ def engine(models):
 
     def build(family="llama", *, tokenizer=None, **changes):
         pillar = {name: changes.pop(name, value) for name, value in SPARSE.items()}
-        pillar["strategy"] = changes.pop("strategy", "pillar")
+        pillar |= {n: changes.pop(n) for n in ("strategy", "drafter") if n in changes}
         config = {"kv_tokens": 1024, "prefill_chunk": 16, "seed": 0, "preflight": False, **changes}
         config["pillar"] = PillarConfig(**pillar)
         return Engine(models(family)[1], EngineConfig(**config), tokenizer=tokenizer)

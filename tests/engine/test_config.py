@@ -31,12 +31,18 @@ def test_a_wrong_value_is_named_with_what_is_allowed(field, value, allowed):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"drafter": "ngram"}, {"draft_length": "acceptance"}, {"draft_share": "acceptance"},
+    [{"drafter": ("ngram", "sparse")},
+     {"draft_length": "acceptance"}, {"draft_share": "acceptance"},
      {"acceptance": "rejection"}, {"parity": "reference"}],
 )  # fmt: skip
 def test_drafts_that_the_engine_does_not_make_are_refused(changes):
     with pytest.raises(ValueError, match=f"pillar.{next(iter(changes))}"):
         EngineConfig(pillar=PillarConfig(**changes))
+
+
+def test_prompt_lookup_is_taken_in_every_form():
+    for drafter in ("ngram", {"name": "ngram", "max_ngram": 7}, ["ngram"]):
+        EngineConfig(pillar=PillarConfig(drafter=drafter))
 
 
 def test_tokens_become_blocks():

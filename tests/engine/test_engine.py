@@ -69,6 +69,44 @@ def test_one_request_drafts_as_generate_does(engine, models, prompts, strategy):
     assert output.accepted == stats.accepted > 0
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("phases", PHASE_POLICIES.names())
+def test_drafts_from_the_text(engine, prompts, alone, family, phases):
+    """Prompt lookup: a verify pass in each step, and no keys are selected."""
+    texts = [p * 2 for p in prompts]
+    run = engine(family, drafter="ngram", phases=phases)
+    outputs = run.generate(texts, SamplingParams(max_tokens=NEW))
+    assert tokens(outputs) == [alone(p, NEW, family) for p in texts]
+    assert run.stats.drafted > run.stats.accepted
+    # Random weights hardly repeat themselves; this family's do.
+    assert run.stats.accepted > 0 or family != "gpt2"
+    assert run.stats.draft_rows == run.stats.idle == 0
+    seeded = SamplingParams(max_tokens=NEW, temperature=1.0, seed=3, n=2)
+    sampled = tokens(run.generate(texts, seeded))
+    assert sampled == tokens(engine(family, k=0).generate(texts, seeded))
+
+
+def test_drafts_from_the_text_are_those_of_generate(engine, models, prompts):
+    run = engine("gpt2", drafter="ngram", prefill_chunk=100)
+    (output,) = run.generate([prompts[3] * 2], SamplingParams(max_tokens=40))
+    pillar = pillarattn.SelfSpeculativeGenerator(k=4, drafter="ngram")
+    models("gpt2")[1].generate(
+        torch.tensor([prompts[3] * 2]), max_new_tokens=40, do_sample=False, assistant=pillar
+    )
+    stats = pillar.stats
+    assert (output.rounds, output.drafted) == (stats.rounds, stats.drafted)
+    assert output.accepted == stats.accepted > 0
+
+
+def test_drafts_from_the_text_in_a_pool_that_is_too_small(engine, prompts, alone):
+    for host_tokens in (0, 1024):
+        run = engine(kv_tokens=112, host_tokens=host_tokens, drafter="ngram", offload_chunk=16)
+        outputs = run.generate(prompts, SamplingParams(max_tokens=40))
+        assert tokens(outputs) == [alone(p, 40) for p in prompts]
+        assert run.stats.interrupted > 0
+        assert run.stats.drafted > 0
+
+
 def test_requests_of_their_own_k_and_s(engine, prompts, alone):
     params = [SamplingParams(max_tokens=NEW, k=k, s=s) for k, s in
               ((0, None), (1, 1.0), (8, 1.0), (None, 0.01), (15, 0.5), (2, None))]  # fmt: skip

@@ -190,6 +190,22 @@ def test_rows_stay_within_a_tenth_with_offload_gaps_and_long_prompts(seed):
     assert max(off) <= 0.1, (max(off), sum(x > 0.1 for x in off), len(off))
 
 
+def test_drafts_that_come_at_once_are_verified_in_the_next_step():
+    run = Run(SchedulerConfig(num_blocks=100))
+    run.add("a", prompt=10, new=6, k=4, proposes=True)
+    run.step()
+    for drafts, rows in ((3, 4), (0, 1)):
+        run.scheduler.proposed("a", drafts)
+        plan = run.scheduler.plan()
+        assert (plan.drafts, plan.verifies) == ((), (("a", rows),))
+        run.check(plan)
+        run.scheduler.verified("a", 1)
+        run.tokens["a"] += 1
+    # Three tokens are left: one is the verify pass's own.
+    with pytest.raises(ValueError, match=r"may have 0\.\.2 drafts, got 3"):
+        run.scheduler.proposed("a", 3)
+
+
 def test_priority_goes_before_arrival_and_a_first_that_does_not_fit_blocks():
     run = Run(SchedulerConfig(num_blocks=10, max_batch=8))
     run.add("runs", prompt=80, new=20)
