@@ -20,7 +20,8 @@ class PillarConfig:
     Attributes:
         k: tokens drafted per round at most, >= 0; 0 is plain decoding.
         s: share of the context that a draft step may read, 0 < s <= 1.
-        strategy: which keys those are: a registered name or a `Strategy` object.
+        strategy: which keys those are: a registered name, `{"name": ..., **arguments}`, or a
+            `Strategy` object.
         min_budget: keys per row and KV head that a draft may always read, in tokens, >= 1.
         recent: newest tokens that every selection keeps, in tokens; counted inside the budget. A
             round's own tokens are always among them.
@@ -83,6 +84,11 @@ class PillarConfig:
         levels = self.drafter if isinstance(self.drafter, tuple) else (self.drafter,)
         for level in levels or (None,):
             _check_part("drafter", level, method="draft")
+        if isinstance(self.strategy, dict) and not isinstance(self.strategy.get("name"), str):
+            raise ValueError(
+                "strategy as a dict takes a 'name' and the strategy's arguments, got "
+                f"{self.strategy!r}"
+            )
         _check_part("draft_length", self.draft_length, method="choose")
         _check_part("draft_share", self.draft_share, method="choose")
         if self.parity == "reference" and self.draft_share != "constant":
@@ -91,6 +97,8 @@ class PillarConfig:
                 f"draft_share={self.draft_share!r}; use parity='default' with other shares"
             )
         name = getattr(self.strategy, "name", self.strategy)
+        if isinstance(name, dict):
+            name = name["name"]
         if self.parity == "reference" and name != "pillar":
             raise ValueError(
                 f"parity='reference' describes strategy='pillar', got strategy={self.strategy!r}; "

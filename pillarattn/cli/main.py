@@ -8,6 +8,7 @@ import typer
 
 from pillarattn import __version__
 from pillarattn.cli.bench import bench
+from pillarattn.cli.calibrate import calibrate
 from pillarattn.cli.evaluate import evaluate
 from pillarattn.cli.generate import generate
 from pillarattn.cli.info import info
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command("generate")(generate)
 app.command("info")(info)
 app.command("probe")(probe)
+app.command("calibrate")(calibrate)
 app.command("evaluate")(evaluate)
 app.command("sweep")(sweep)
 app.command("report")(report)

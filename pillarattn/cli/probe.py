@@ -120,7 +120,7 @@ def probe(
         ]
         for config in configs:
             SelfSpeculativeGenerator.from_config(config)
-        words = _text(text, dataset)
+        words = text_of(text, dataset)
         where, _ = resolve_device(device), resolve_dtype(dtype)
         console.print(f"Loading {model} ...", markup=False)
         loaded, tokenizer = load_model(model, device=str(where), dtype=dtype)
@@ -131,7 +131,7 @@ def probe(
             f"{len(ids)} tokens, rounds from {start} on, temperature {temperature:g}, "
             f"{len(configs)} configuration{'s' if len(configs) > 1 else ''} on {where} ({dtype})"
         )
-        with _progress(console) as advance:
+        with progress_bar(console, "probing") as advance:
             table = acceptance_probe(
                 loaded,
                 ids,
@@ -151,7 +151,7 @@ def probe(
     write_json(table.to_dict(), json_to)
 
 
-def _text(text: Path | None, dataset: Path | None) -> str | None:
+def text_of(text: Path | None, dataset: Path | None) -> str | None:
     """Return the text of a file or a problem set; None if neither was given."""
     if text is not None and dataset is not None:
         raise ValueError("give --text or --dataset, not both")
@@ -185,9 +185,9 @@ def _integers(option: str, text: str) -> list[int]:
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Callable[[float], None]]:
+def progress_bar(console: Console, what: str) -> Iterator[Callable[[float], None]]:
     """Show a bar on a terminal; yield what tells it the share that is done."""
-    columns = (TextColumn("probing"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda share: bar.update(task, completed=share)

@@ -79,6 +79,13 @@ class SelfSpeculativeGenerator:
             fresh = copy.deepcopy(strategy)
             fresh.reset()
             return fresh
+        if isinstance(strategy, dict):
+            arguments = {key: value for key, value in strategy.items() if key != "name"}
+            cls = STRATEGIES.get(strategy["name"])
+            try:
+                return cls(**arguments)
+            except TypeError as error:
+                raise ValueError(f"strategy {strategy['name']!r}: {error}") from None
         return STRATEGIES.get(strategy)()
 
     def new_drafter(self) -> Drafter:

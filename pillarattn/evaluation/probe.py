@@ -80,7 +80,7 @@ def acceptance_probe(
     """
     ids = token_ids(text_or_ids, tokenizer, max_tokens=max_tokens)
     wanted = _configs(configs)
-    _check(wanted, ids, temperature, start, piece)
+    check_probe(wanted, ids, temperature, start, piece)
     begun = time.perf_counter()
     with patched(model):
         record = model.pillarattn_record
@@ -95,7 +95,7 @@ def acceptance_probe(
             for config in wanted
         ]
         with active(model):
-            run = _Run(model, ids.to(model.device), probes, temperature, start)
+            run = ProbeRun(model, ids.to(model.device), probes, temperature, start)
             run.go(piece, on_progress or (lambda share: None))
     records = [
         _record(probe, config, temperature, per_round)
@@ -112,14 +112,14 @@ def acceptance_probe(
     return Table(records, about)
 
 
-class _Run:
+class ProbeRun:
     """The pass over the text with all probes beside it."""
 
     def __init__(
         self,
         model: Any,
         ids: Tensor,
-        probes: list[RoundProbe],
+        probes: Sequence[RoundProbe],
         temperature: float,
         start: int,
     ) -> None:
@@ -185,9 +185,10 @@ def _configs(configs: ProbeConfig | Sequence[ProbeConfig]) -> list[PillarConfig]
     return found
 
 
-def _check(
+def check_probe(
     configs: list[PillarConfig], ids: Tensor, temperature: float, start: int, piece: int | None
 ) -> None:
+    """Raise `ValueError` for what no probe can measure."""
     if not (isinstance(temperature, (int, float)) and 0 <= temperature < math.inf):
         raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature!r}")
     if start < 1:

@@ -157,6 +157,10 @@ class TextPass:
             buffer.put(layer, rows.transpose(0, 1).unsqueeze(0), lengths)
         return buffer
 
+    def row_scores(self, layer: int, first: int, last: int) -> Tensor:
+        """Return one layer's row scores of rows `first..last - 1`, `[n, Hkv, S]`."""
+        return self._scores[layer].rows(first, last)
+
     def cache_at(self, length: int) -> ContiguousCache:
         """Return the cache as it was after `length` tokens; its buffers are shared."""
         lengths = RowLengths([length], self.ids.device)

@@ -30,9 +30,17 @@ class RoundProbe:
         config: k, s, strategy and the rest.
         start: tokens of the prompt; the first round begins there.
         row_limit: leading rows of a verify pass that count; None is all.
+        layers: layers whose drafts read few keys; the others read all. None: every sparse layer.
     """
 
-    def __init__(self, config: PillarConfig, *, start: int, row_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        config: PillarConfig,
+        *,
+        start: int,
+        row_limit: int | None = None,
+        layers: frozenset[int] | None = None,
+    ) -> None:
         self.config = config
         self.selector = SelfSpeculativeGenerator.from_config(config).new_selector()
         self.strategy = self.selector.strategy
@@ -44,6 +52,7 @@ class RoundProbe:
         # Only parity with the paper's code drafts its first round with all keys.
         self.seeds = config.parity == "default"
         self.row_limit = row_limit
+        self.layers = layers
 
     @property
     def needs_row_scores(self) -> bool:
@@ -69,6 +78,8 @@ class RoundProbe:
         pending: list[tuple[int, dict[int, Selection]]] = []
         while self.next + k <= text.end:
             selections = self._select(text)
+            if self.layers is not None:
+                selections = {i: s for i, s in selections.items() if i in self.layers}
             pending.append((self.next, selections))
             self.next += k + 1
             room = self._rounds_at_once(text, selections, target.shape[-1]) if selections else 1
@@ -112,7 +123,8 @@ class RoundProbe:
         query_heads = text.model.config.get_text_config(decoder=True).num_attention_heads
         # Layers that stay dense, and strategies that ignore the budget, read up to everything.
         sparse = self.selector.sparse_layers(text.cache_at(length))
-        is_dense = len(sparse) < len(text.layers) or self.config.strategy == "full"
+        is_dense = len(sparse) < len(text.layers) or self.layers is not None
+        is_dense = is_dense or self.config.strategy == "full"
         # Budgets that move between heads make some selections wide.
         widest = max(s.indices.shape[-1] for s in selections.values())
         width = length if is_dense else max(self.selector.budget(length), widest)

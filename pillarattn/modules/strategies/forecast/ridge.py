@@ -61,4 +61,5 @@ class OnlineRidge:
         right = (self._targets + pull * self.prior).unsqueeze(-1)
         # The plain call would wait for the device to look for singular systems; the pull forbids
         # them.
-        return torch.linalg.solve_ex(system, right).result.squeeze(-1)
+        solved: Tensor = torch.linalg.solve_ex(system, right).result
+        return solved.squeeze(-1)
