@@ -63,11 +63,15 @@ class Engine:
         self.config = config or EngineConfig()
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(self.config.scheduler())
-        slots = (pool.num_blocks * pool.block_size for pool in self._pools())
+        size = self.config.block_size
         self.runner = ModelRunner(
-            model, slots=next(slots), host_slots=next(slots), block_size=self.config.block_size,
-            kernels=self.config.pillar.kernels, preflight=self.config.preflight,
-        )  # fmt: skip
+            model,
+            slots=self.scheduler.pool.num_blocks * size,
+            host_slots=self.scheduler.host.num_blocks * size,
+            block_size=size,
+            kernels=self.config.pillar.kernels,
+            preflight=self.config.preflight,
+        )
         self.model = self.runner.model
         self.requests: dict[str, Request] = {}
         self._decoders: dict[str, RequestDecoder] = {}
@@ -345,6 +349,3 @@ class Engine:
             s=pillar.s if params.s is None else params.s,
             seed=seed,
         )
-
-    def _pools(self) -> tuple[Any, Any]:
-        return self.scheduler.pool, self.scheduler.host

@@ -184,10 +184,13 @@ def test_what_ended_before_a_pass_failed_is_reported_after_it(engine, prompts):
 
 
 class Session(RuleBasedStateMachine):
-    """Any order of adding, stepping, aborting and failing, in a pool too small for all of it."""
+    """Any order of adding, stepping, aborting and failing, in a pool too small for all of it.
+
+    Whatever happens to it, a greedy request has the first tokens of plain decoding.
+    """
 
     names = Bundle("names")
-    model = None
+    model = alone = None
 
     def __init__(self):
         super().__init__()
@@ -196,7 +199,7 @@ class Session(RuleBasedStateMachine):
             preflight=False, seed=0, pillar=PillarConfig(k=3, s=0.5, min_budget=4, recent=1),
         )  # fmt: skip
         self.engine = Engine(self.model, config)
-        self.live, self.count = set(), 0
+        self.live, self.count, self.greedy = set(), 0, {}
 
     @rule(
         target=names, size=st.integers(1, 40), new=st.integers(1, 30), n=st.integers(1, 3),
@@ -205,10 +208,12 @@ class Session(RuleBasedStateMachine):
     def add(self, size, new, n, fails, k):
         processors = [] if fails is None else [Raises(fails)]
         params = SamplingParams(
-            max_tokens=new, n=n, temperature=1.0, k=k, logits_processors=processors
+            max_tokens=new, n=n, temperature=float(n > 1), k=k, logits_processors=processors
         )
         name = self.engine.add_request([size] * size, params, request_id=f"r{self.count}")
         self.count += 1
+        if n == 1:
+            self.greedy[name] = [size] * size
         self.live |= {name, *(f"{name}.{i}" for i in range(1, n))}
         return name
 
@@ -220,13 +225,19 @@ class Session(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 6))
     def step(self, steps):
         for _ in range(steps):
-            self.live -= {o.request_id for o in self.engine.step() if o.finished}
+            self.take(self.engine.step())
+
+    def take(self, outputs):
+        for output in outputs:
+            if output.request_id in self.greedy:
+                prompt = self.greedy[output.request_id]
+                assert output.token_ids == self.alone(prompt, 30)[: len(output.token_ids)]
+        self.live -= {o.request_id for o in outputs if o.finished}
 
     @rule(name=consumes(names))
     def abort(self, name):
         if name in self.live:
-            self.engine.abort(name)
-            self.live.discard(name)
+            self.take([self.engine.abort(name)])
 
     @invariant()
     def conserved(self):
@@ -240,14 +251,14 @@ class Session(RuleBasedStateMachine):
     def teardown(self):
         steps = 0
         while self.engine.has_unfinished:
-            self.engine.step()
+            self.take(self.engine.step())
             steps += 1
             assert steps < 3000, "requests starve"
         assert self.engine.scheduler.pool.used == self.engine.scheduler.host.used == 0
 
 
-def test_the_pool_is_conserved_in_any_session(models):
-    Session.model = models()[1]
+def test_the_pool_is_conserved_in_any_session(models, alone):
+    Session.model, Session.alone = models()[1], staticmethod(alone)
     case = Session.TestCase
     case.settings = settings(
         max_examples=30, stateful_step_count=20, deadline=None,
