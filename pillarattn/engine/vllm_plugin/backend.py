@@ -18,7 +18,7 @@ class LayerNotes:
     Attributes:
         query: `[T, Hq, D]`, a copy.
         metadata: vLLM's own, with `query_start_loc`, `seq_lens` and `block_table`.
-        keys, values: `[blocks, Hkv, block_size, D]`, views of the pool.
+        keys, values: `[blocks, Hkv, block_size, D]`, a plain copy of the pool.
     """
 
     query: torch.Tensor
@@ -34,11 +34,12 @@ class DraftMetadata:
     rounds: list[RequestRound]
 
 
-class PillarCPUImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
+class PillarCPUImpl(CPUAttentionBackendImpl):
     """Computes as its base does; `notes_wanted` is set by a proposer on the layers that it uses."""
 
     notes_wanted = False
     notes: LayerNotes | None = None
+    pool: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
         self,
@@ -62,15 +63,35 @@ class PillarCPUImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
             layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
         )
         if self.notes_wanted and attn_metadata is not None:
-            blocks, heads, size, _ = kv_cache.shape
-            # A block holds all its keys and then all its values, head by head.
-            halves = kv_cache.view(blocks, heads, 2 * size, -1).chunk(2, dim=2)
+            assert self.pool is not None
             count = attn_metadata.num_actual_tokens
-            self.notes = LayerNotes(query[:count].clone(), attn_metadata, *halves)
+            self.notes = LayerNotes(query[:count].clone(), attn_metadata, *self.pool)
         return done
 
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write to vLLM's pool, whose blocks its kernels pack as they like, and to a plain one."""
+        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+        if not self.notes_wanted:
+            return
+        blocks, heads, size, _ = kv_cache.shape
+        shape = (blocks, heads, size, key.shape[-1])
+        if self.pool is None or self.pool[0].shape != shape:
+            self.pool = (key.new_empty(shape), value.new_empty(shape))
+        # Padding has slot -1.
+        used = slot_mapping >= 0
+        slots = slot_mapping[used].long()
+        for pool, new in zip(self.pool, (key, value), strict=True):
+            pool[slots // size, :, slots % size] = new[: len(slot_mapping)][used]
 
-class PillarCPUBackend(CPUAttentionBackend):  # type: ignore[misc]
+
+class PillarCPUBackend(CPUAttentionBackend):
     """vLLM's CPU backend with `PillarCPUImpl`."""
 
     @staticmethod
