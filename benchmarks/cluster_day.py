@@ -59,7 +59,7 @@ def main() -> None:
         "is_simulation": True,
         "environment": environment(),
         "commit": source_commit(),
-        "options": {name: str(value) for name, value in vars(options).items()},
+        "options": {n: v for n, v in vars(options).items() if n not in ("out", "plot")},
     }
     records = []
     for layout in options.layouts.split(","):

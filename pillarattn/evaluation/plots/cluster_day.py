@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _COLOURS = {"plain": "#666666", "unified": "#0072B2", "lockstep": "#E69F00"}
 _DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 1, 1, 1)))
+_WIDE = 30
 _PANELS = (
     ("tokens_per_second", "tokens / s"),
     ("requests_present", "requests in the cluster"),
@@ -44,22 +45,21 @@ def plot_cluster_day(records: Iterable[Mapping[str, Any]]) -> list[Axes]:
                 label=f"{one['mode']}, {_layout(*layout)}",
             )
         if field == "tokens_per_second":
-            axes.step(
-                [hour["hour"] for hour in chosen[0]["hours"]],
-                [hour["asked_tokens_per_second"] for hour in chosen[0]["hours"]],
-                where="post", color="#BBBBBB", linewidth=1, zorder=1,
-                label="asked for by arrivals",
-            )  # fmt: skip
-        if field == "first_token_p90_seconds":
+            asked = [hour["asked_tokens_per_second"] for hour in chosen[0]["hours"]]
+            axes.stairs(asked, color="#BBBBBB", zorder=1, label="asked for by arrivals")
+        shown = [hour[field] for one in chosen for hour in one["hours"] if hour[field]]
+        if shown and max(shown) > _WIDE * min(shown) and field == "first_token_p90_seconds":
             # From one step to minutes of queueing.
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
+        axes.set_xlim(0, len(chosen[0]["hours"]))
         first = chosen[0]
         title = (
-            f"Simulation, not a measurement: {first['model'] or 'a model'}, "
+            f"Simulation, not a measurement: {first['model'] or 'a model'}, a day in "
+            f"{first['day']['seconds']:g} s\n"
             f"{first['replicas'] * first['ranks']} x {first['hardware']}, "
-            f"{first['requests']} requests; a day in {first['day']['seconds']:g} s"
+            f"{first['requests']} requests"
         )
         finish(axes, title=title if place == 0 else "", x="", y=label, legend=place == 0)
         axes.set_xticks(range(0, 25, 3))
