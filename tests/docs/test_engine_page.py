@@ -1,0 +1,62 @@
+"""The engine's page names every parameter and policy, and its figures are those of the records."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pillarattn.engine.eviction import EVICTION_POLICIES
+from pillarattn.engine.request import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def records(name):
+    """Return the records of a file but for the first, which says where they come from."""
+    lines = (RESULTS / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines][1:]
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(SamplingParams)])
+def test_every_parameter_is_there(name):
+    assert re.search(rf"^\|.*`{name}`", PAGE, re.M)
+
+
+def test_every_policy_is_there():
+    assert re.findall(r'^\| `"(\w+)"` \|', PAGE, re.M) != []
+    assert sorted(re.findall(r'^\| `"(\w+)"` \|', PAGE, re.M)) == EVICTION_POLICIES.names()
+
+
+def test_the_simulated_figures_are_those_of_the_record():
+    table = {}
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and cells[1].replace(",", "").isdigit():
+            table[cells[0].split(" ")[0]] = [int(cell.replace(",", "")) for cell in cells[1:]]
+    wanted = {}
+    for record in sorted(records("offload_simulated.jsonl"), key=lambda r: r["machine"]["link"]):
+        figures = (record["tokens_per_second"], record["stall_seconds"], record["bytes_out"] / 1e9)
+        wanted.setdefault(record["policy"], []).extend(round(figure) for figure in figures)
+    assert table == wanted
+
+
+def test_the_shares_of_blocks_are_those_of_the_record():
+    table = {}
+    for size, *shares in re.findall(r"^\| (\d+) tokens? \| ([\d.]+) \| ([\d.]+) \|", PAGE, re.M):
+        table[int(size)] = [float(share) for share in shares]
+    rounds = records("blocks_read_smollm2_cpu.jsonl")
+    assert len(rounds) == 9 * 3
+    wanted = {}
+    for size in (1, 16, 64):
+        mine = [r for r in rounds if r["block_size"] == size]
+        wanted[size] = [
+            round(sum(r[name] for r in mine) / len(mine), 3)
+            for name in ("share_one_layer", "share_all_layers")
+        ]
+    assert table == wanted
