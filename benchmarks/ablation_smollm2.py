@@ -44,9 +44,9 @@ class Cell:
 
 
 def table_cells() -> list[list[Cell]]:
-    """Return the settings of the table, one group a strategy."""
+    """Return the settings of the table, a group for each strategy and s."""
     return [
-        [Cell(name, name, k, s) for s in (0.02, 0.05, 0.1) for k in (4, 8, 16)] for name in TABLE
+        [Cell(name, name, k, s) for k in (4, 8, 16)] for s in (0.05, 0.02, 0.1) for name in TABLE
     ]
 
 
