@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from vllm.forward_context import set_forward_context
 
-from pillarattn.engine.vllm_plugin.backend import DraftMetadata, LayerNotes, PillarCPUImpl
+from pillarattn.engine.vllm_plugin.backend import DraftMetadata, PillarCPUImpl
 from pillarattn.engine.vllm_plugin.sparse_rounds import (
     RequestRound,
     RoundSettings,
+    accepted_queries,
     gather_tokens,
     select_keys,
 )
@@ -129,21 +130,10 @@ class PillarProposer:
             raise RuntimeError("no pass of the target came before the first proposal")
         keys = gather_tokens(notes.keys, notes.metadata.block_table[row], cached)
         values = gather_tokens(notes.values, notes.metadata.block_table[row], cached)
-        query = accepted_queries(notes, row, cached, self.settings.k + 1)
+        begin, end = (int(at) for at in notes.metadata.query_start_loc[row : row + 2])
+        length = int(notes.metadata.seq_lens[row])
+        query = accepted_queries(
+            notes.query[begin:end], length=length, cached=cached, most=self.settings.k + 1
+        )
         chosen = select_keys(query, keys, values, scale=impl.scale, settings=self.settings)
         return RequestRound(keys, values, *chosen)
-
-
-def accepted_queries(notes: LayerNotes, row: int, cached: int, most: int) -> torch.Tensor:
-    """Return the queries of a request's newest accepted tokens in the target's last pass.
-
-    Rows past the accepted ones belong to drafts that were rejected. Of a prompt the last `most`
-    rows count.
-
-    Returns:
-        `[1, Hq, Q, D]`, 1 <= Q <= `most`, which end at token `cached - 1`.
-    """
-    begin, end = (int(at) for at in notes.metadata.query_start_loc[row : row + 2])
-    first = int(notes.metadata.seq_lens[row]) - (end - begin)
-    accepted = notes.query[begin : begin + cached - first]
-    return accepted[-most:].transpose(0, 1).unsqueeze(0)

@@ -68,6 +68,32 @@ def gather_tokens(pool: Tensor, blocks: Tensor, length: int) -> Tensor:
     return picked.transpose(0, 1).reshape(1, heads, needed * size, width)[:, :, :length]
 
 
+def accepted_queries(query: Tensor, *, length: int, cached: int, most: int) -> Tensor:
+    """Return the queries of a request's newest accepted tokens, out of the target's last pass.
+
+    Rows past the accepted ones belong to drafts that were rejected.
+
+    Args:
+        query: `[Q, Hq, D]`, the request's rows in that pass.
+        length: its tokens after the pass, rejected drafts included.
+        cached: its tokens up to the last accepted row, length - Q < cached <= length.
+        most: rows that count; of a prompt, the last ones.
+
+    Returns:
+        `[1, Hq, min(accepted, most), D]`.
+
+    Raises:
+        ValueError: the pass had no accepted row.
+    """
+    accepted = cached - (length - query.shape[0])
+    if not 0 < accepted <= query.shape[0]:
+        raise ValueError(
+            f"a pass of {query.shape[0]} rows up to token {length} has no accepted row at token "
+            f"{cached}"
+        )
+    return query[max(0, accepted - most) : accepted].transpose(0, 1).unsqueeze(0)
+
+
 def select_keys(
     query: Tensor, keys: Tensor, values: Tensor, *, scale: float, settings: RoundSettings
 ) -> tuple[Tensor, Tensor]:

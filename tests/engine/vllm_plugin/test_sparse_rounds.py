@@ -8,6 +8,7 @@ import torch
 from pillarattn.engine.vllm_plugin.sparse_rounds import (
     RequestRound,
     RoundSettings,
+    accepted_queries,
     gather_tokens,
     select_keys,
 )
@@ -35,6 +36,32 @@ def test_tokens_come_in_logical_order(length):
 def test_too_few_blocks_are_refused():
     with pytest.raises(ValueError, match="2 blocks of 16 hold fewer than 33 tokens"):
         gather_tokens(torch.zeros(4, 1, BLOCK, WIDTH), torch.tensor([0, 1]), 33)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "cached", "wanted"),
+    [
+        # A verify pass of the newest token and four drafts: all accepted, two, none.
+        (5, 25, 25, [0, 1, 2, 3, 4]),
+        (5, 25, 23, [0, 1, 2]),
+        (5, 25, 21, [0]),
+        # A plain step, a prompt in one pass, and the last chunk of one.
+        (1, 25, 25, [0]),
+        (20, 20, 20, [15, 16, 17, 18, 19]),
+        (7, 50, 50, [2, 3, 4, 5, 6]),
+    ],
+)
+def test_accepted_rows_count(rows, length, cached, wanted):
+    query = torch.arange(rows, dtype=torch.float32)[:, None, None].expand(rows, HEADS, WIDTH)
+    found = accepted_queries(query, length=length, cached=cached, most=5)
+    assert found.shape == (1, HEADS, len(wanted), WIDTH)
+    assert found[0, 0, :, 0].tolist() == wanted
+
+
+@pytest.mark.parametrize("cached", [20, 26])
+def test_a_pass_without_accepted_rows_is_refused(cached):
+    with pytest.raises(ValueError, match="5 rows up to token 25 has no accepted row"):
+        accepted_queries(torch.zeros(5, HEADS, WIDTH), length=25, cached=cached, most=5)
 
 
 def test_a_share_of_one_drafts_as_the_target_does():
