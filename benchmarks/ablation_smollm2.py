@@ -6,7 +6,8 @@
     python -m benchmarks.ablation_smollm2 ladder --calibration calibration.json --text ... --out ...
 
 `table` is every strategy at s = 0.02, 0.05, 0.1 and k = 4, 8, 16; `ladder` adds the ingredients of
-the forecast one by one, and takes some away. Texts are problem sets (.jsonl) or plain files; `code`
+the forecast one by one, and takes some away. One process a device: processes that share a GPU wait for each
+other. Texts are problem sets (.jsonl) or plain files; `code`
 and `prose` stand for a module's source and the language reference that come with Python. fp32,
 T = 0.6, 8192 tokens, rounds from 1024 on, no floor, the k + 2 newest tokens forced, no sinks but
 for `streaming` (4). Cells are divided over processes; each line names its text and setting.
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=640)
     parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--labels", help="only these settings of the plan; several with ';'")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--start", type=int, default=1024)
     parser.add_argument("--device", default="auto")
@@ -200,6 +202,10 @@ def main() -> None:
     if options.calibration is not None:
         weights = json.loads(options.calibration.read_text())["layer_weights"]
     groups = table_cells() if options.plan == "table" else ladder_cells(weights)
+    if options.labels is not None:
+        wanted = {label.strip() for label in options.labels.split(";")}
+        groups = [[cell for cell in group if cell.label in wanted] for group in groups]
+        groups = [group for group in groups if group]
     texts = [tuple(text.split("=", 1)) for text in options.text]
     from pillarattn.evaluation.demo_model import resolve_device
     from pillarattn.evaluation.environment import environment, source_commit
@@ -226,6 +232,7 @@ def main() -> None:
         worker.join()
     # What was not begun in time must not keep the queue's thread alive.
     jobs.cancel_join_thread()
+    jobs.close()
     print(f"{options.plan}: {time.time() - begun:.0f} s, {options.out}")
 
 

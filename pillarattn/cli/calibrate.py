@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,7 @@ def calibrate(
             found = measure(
                 loaded, ids, k=k, s=s, start=start, max_tokens=None, on_progress=on_progress
             )
+        found = replace(found, model=model)
         found.save(out / "calibration.json")
         PillarConfig(k=k, s=s, strategy=found.strategy()).save_pretrained(out)
     table = Table(title=f"{found.tokens} tokens, k={k}, s={s}")
