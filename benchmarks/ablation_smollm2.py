@@ -6,11 +6,11 @@
     python -m benchmarks.ablation_smollm2 ladder --calibration calibration.json --text ... --out ...
 
 `table` is every strategy at s = 0.02, 0.05, 0.1 and k = 4, 8, 16; `ladder` adds the ingredients of
-the forecast one by one, and takes some away. One process a device: processes that share a GPU wait for each
-other. Texts are problem sets (.jsonl) or plain files; `code`
+the forecast one by one, and takes some away. Texts are problem sets (.jsonl) or plain files; `code`
 and `prose` stand for a module's source and the language reference that come with Python. fp32,
 T = 0.6, 8192 tokens, rounds from 1024 on, no floor, the k + 2 newest tokens forced, no sinks but
-for `streaming` (4). Cells are divided over processes; each line names its text and setting.
+for `streaming` (4). Cells are divided over processes, one a device: processes that share a GPU wait
+for each other. Each line names its text and setting.
 """
 
 from __future__ import annotations

@@ -123,7 +123,9 @@ class RequestDecoder:
         if self._selects and ready and self.request.finish_reason is None:
             view: Any = self.view
             view.reads_keys, kept = True, view.reads_keys
-            self._selections = self._selector.seed(view, self.seeds.seeds)
+            self._selections = self._selector.seed(
+                view, self.seeds.seeds, tokens=self._tokens()
+            )
             view.reads_keys = kept
         # Megabytes a request, which nobody reads again.
         self.seeds.seeds.clear()
@@ -174,9 +176,17 @@ class RequestDecoder:
         self.view.set_length(self.length - 1)
         if self._selects and request.finish_reason is None and self._scores is not None:
             view: Any = self.view
-            self._selections = self._selector.select(view, self._scores, emitted=[len(tokens)])
+            self._selections = self._selector.select(
+                view, self._scores, emitted=[len(tokens)], tokens=self._tokens()
+            )
         self._scores = None
         return tokens
+
+    def _tokens(self) -> torch.Tensor | None:
+        """Return the tokens by position of the cache, for a strategy that looks at them."""
+        if not self._selector.strategy.needs_tokens:
+            return None
+        return self.history.at_positions(self.view.lengths)
 
     def _judge(self, drafts: list[int], raw: Tensor) -> list[int]:
         """Commit tokens one by one, up to an end, an error or the last accepted one."""
