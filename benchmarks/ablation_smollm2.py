@@ -45,9 +45,9 @@ class Cell:
 
 
 def table_cells() -> list[list[Cell]]:
-    """Return the settings of the table, a group for each strategy and s."""
+    """Return the settings of the table, a group for each s: groups share the pass over a text."""
     return [
-        [Cell(name, name, k, s) for k in (4, 8, 16)] for s in (0.05, 0.02, 0.1) for name in TABLE
+        [Cell(name, name, k, s) for name in TABLE for k in (4, 8, 16)] for s in (0.05, 0.02, 0.1)
     ]
 
 
@@ -223,7 +223,9 @@ def main() -> None:
     for _ in range(options.processes):
         jobs.put(None)
     workers = [
-        context.Process(target=work, args=(options, jobs, lock, begun + options.seconds))
+        context.Process(
+            target=work, args=(options, jobs, lock, begun + options.seconds), daemon=True
+        )
         for _ in range(options.processes)
     ]
     for worker in workers:
