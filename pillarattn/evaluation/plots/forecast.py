@@ -36,7 +36,7 @@ _KINDS = {
 def plot_learnt_weights(
     trace: ForecastTrace, *, choice: int = -1, axes: Axes | None = None
 ) -> Axes:
-    """Draw a heat map of the weights: features upwards, KV heads layer by layer from left to right.
+    """Draw a heat map of the weights: a line a feature, KV heads layer by layer from left to right.
 
     Args:
         choice: which of the trace's choices; the last one knows most.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pillarattn.evaluation.calibration import Calibration
@@ -49,11 +50,16 @@ def plot_ladder(records: Iterable[Mapping[str, Any]], *, axes: Axes | None = Non
         )  # fmt: skip
         for bar, bound in zip(axes.patches[-len(found) :], is_bound, strict=True):
             bar.set_alpha(0.45 if bound else 1.0)
-        for middle, value in zip(middles, values, strict=True):
-            axes.text(0.04, middle, f"{value:.2f}", va="center", color="white", fontsize=8)
+        for middle, (_, row) in zip(middles, found, strict=True):
+            # Behind the thin line of the standard error.
+            end = row["mean_accepted"] + row.get("standard_error", 0.0)
+            place = {"xytext": (4, 0), "textcoords": "offset points"}
+            axes.annotate(f"{row['mean_accepted']:.2f}", (end, middle), va="center", fontsize=8,
+                          **place)  # fmt: skip
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_xlim(left=0)
+    # Room for the numbers.
+    axes.set_xlim(0, 1.08 * max(axes.get_xlim()[1], 1e-6))
     settings = {(row["k"], row["s"]) for row in rows if "k" in row and "s" in row}
     about = f": k = {rows[0]['k']}, s = {rows[0]['s']:g}" if len(settings) == 1 else ""
     finish(axes, title=f"Accepted drafts, setting by setting{about}", x="mean accepted", y="",
@@ -81,7 +87,8 @@ def plot_layer_prices(
         (weights, "weight", "#0072B2"),
     )
     about = (
-        f"What an error of each layer costs: {calibration.model}, {calibration.tokens:,} tokens, "
+        f"What an error of each layer costs: {Path(calibration.model).name}, "
+        f"{calibration.tokens:,} tokens, "
         f"k = {calibration.k}, s = {calibration.s:g}, T = {calibration.temperature:g}"
     )
     step = max(1, len(layers) // 15)

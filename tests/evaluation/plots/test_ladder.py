@@ -24,6 +24,8 @@ def test_bars_come_in_their_order(tmp_path):
     assert "k = 8, s = 0.05" in axes.get_title()
     assert axes.patches[2].get_alpha() < axes.patches[0].get_alpha(), "bounds are pale"
     assert axes.get_legend() is None
+    assert [t.get_text() for t in axes.texts] == ["4.00", "5.00", "6.50"]
+    assert axes.texts[2].xy[0] < axes.get_xlim()[1]
     assert save(axes, tmp_path / "a.png").stat().st_size > 0
 
 
@@ -48,13 +50,13 @@ def test_what_cannot_be_drawn_is_said():
 
 
 def test_prices_are_those_of_the_measured_layers():
-    found = Calibration("a model", 1500, 8, 0.05, 0.6, [0, 2], [0.01, 0.04], [0.5, 0.2],
+    found = Calibration("folder/a-model", 1500, 8, 0.05, 0.6, [0, 2], [0.01, 0.04], [0.5, 0.2],
                         [0.5, 1.0, 2.0])  # fmt: skip
     panels = plot_layer_prices(found)
     heights = [[bar.get_height() for bar in axes.patches] for axes in panels]
     assert heights == [[0.5, 0.2], [0.01, 0.04], [0.5, 2.0]]
     assert [t.get_text() for t in panels[2].get_xticklabels()] == ["0", "2"]
-    assert "1,500 tokens" in panels[0].get_title()
+    assert "costs: a-model, 1,500 tokens, k = 8" in panels[0].get_title()
     again = plot_layer_prices(found, axes=new_stack(3, 4.0, 1.0))
     assert [len(axes.patches) for axes in again] == [2, 2, 2]
     with pytest.raises(ValueError, match="draws on 3 axes, got 1"):
