@@ -53,9 +53,14 @@ def plot_ladder(records: Iterable[Mapping[str, Any]], *, axes: Axes | None = Non
         for middle, (_, row) in zip(middles, found, strict=True):
             # Behind the thin line of the standard error.
             end = row["mean_accepted"] + row.get("standard_error", 0.0)
-            place = {"xytext": (4, 0), "textcoords": "offset points"}
-            axes.annotate(f"{row['mean_accepted']:.2f}", (end, middle), va="center", fontsize=8,
-                          **place)  # fmt: skip
+            axes.annotate(
+                f"{row['mean_accepted']:.2f}",
+                (end, middle),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     # Room for the numbers.
