@@ -138,6 +138,9 @@ class UnifiedPhases(PhasePolicy):
             if falls_short and fits:
                 rows += progress.drafted
                 chosen.append(progress)
+        if waiting and not chosen and len(waiting) == len(running):
+            # A step in which nobody moves costs a step and brings nothing.
+            chosen.append(waiting.pop(0))
 
 
 @PHASE_POLICIES.register("lockstep")
@@ -153,15 +156,14 @@ class LockstepPhases(PhasePolicy):
     def split(self, running: Sequence[Progress]) -> Phases:
         """Return the phases of one step."""
         members = [p for p in running if p.request_id in self._round]
+        others = [p for p in running if p.request_id not in self._round]
         if not members:
-            members = list(running)
+            members, others = others, []
             self._round = {p.request_id for p in members}
         if all(p.is_due for p in members):
             self._round = set()
-            chosen, waiting = members, [p for p in running if p not in members]
-        else:
-            chosen, waiting = [], [p for p in running if p.is_due or p not in members]
-        return _phases(running, chosen, waiting)
+            return _phases(running, members, others)
+        return _phases(running, [], [p for p in members if p.is_due] + others)
 
 
 def _phases(

@@ -90,6 +90,52 @@ def test_a_request_alone_drafts_all_and_then_verifies():
     assert judged == [8] * 10
 
 
+@pytest.mark.parametrize("policy", PHASE_POLICIES.names())
+@pytest.mark.parametrize("seed", range(40))
+def test_few_requests_never_all_stand_idle(policy, seed):
+    """A request left over may be due before it has earned its pass: nobody gains if it waits."""
+    draw, policy = random.Random(seed), PHASE_POLICIES.get(policy)()
+    running = [Progress(str(i), draw.choice([2, 4, 8])) for i in range(draw.randint(2, 4))]
+    for step in range(60):
+        phases = policy.split(running)
+        assert phases.rows > 0, f"step {step}: {running}"
+        advance(phases)
+        if len(running) > 1 and draw.random() < 0.2:
+            running.remove(draw.choice(running))
+        if draw.random() < 0.1:
+            running.append(Progress(f"new{step}", draw.choice([2, 4, 8])))
+        if draw.random() < 0.05:
+            # Evicted and back again, without its drafts.
+            stopped = draw.choice(running)
+            stopped.drafted = stopped.waited = 0
+
+
+class Counted(Progress):
+    """Counts how often any two are compared, or asked whether they are due."""
+
+    calls = 0
+
+    def __eq__(self, other):
+        Counted.calls += 1
+        return self is other
+
+    @property
+    def is_due(self):
+        Counted.calls += 1
+        return self.drafted >= self.k
+
+
+@pytest.mark.parametrize("policy", PHASE_POLICIES.names())
+def test_a_step_costs_a_few_looks_at_each_request(policy):
+    policy, running = PHASE_POLICIES.get(policy)(), [Counted(str(i), 2) for i in range(200)]
+    advance(policy.split(running))
+    running += [Counted(f"new{i}", 2) for i in range(200)]
+    Counted.calls = 0
+    for _ in range(6):
+        advance(policy.split(running))
+    assert Counted.calls < 6 * 10 * len(running)
+
+
 def test_a_start_all_at_once_spreads_within_one_round():
     policy, running = UnifiedPhases(), [Progress(str(i), 8) for i in range(128)]
     rows = []

@@ -96,7 +96,7 @@ def test_everybody_finishes_in_a_pool_that_is_far_too_small(eviction, host_block
         num_blocks=320 // size, block_size=size, host_blocks=host_blocks, eviction=eviction,
         prefill_chunk=64, offload_chunk=32, max_batch=16,
     )  # fmt: skip
-    run, draw = Run(config), random.Random(1)
+    run, draw = Run(config), random.Random(3)
     for i in range(30):
         run.add(
             str(i), prompt=draw.randint(1, 100), new=draw.randint(1, 200), k=draw.choice([0, 4])
