@@ -144,8 +144,7 @@ class DecodingRun:
         """Run the newest token and the draft through full attention and judge the draft."""
         buffer = ScoreBuffer()
         step = StepState(Phase.VERIFY, row_limit=self.row_limit)
-        strategy = self.selector.strategy
-        if self.selects_keys and strategy.needs_scores and strategy.refresh == "round":
+        if self.selects_keys and self.selector.scores_verify:
             step.scores = buffer
             step.scored_layers = frozenset(self.selector.sparse_layers(self.target.cache))
         history = self.history

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pillarattn.datatypes import Phase
-from pillarattn.modules.strategies import STRATEGIES
+from pillarattn.modules.strategies import STRATEGIES, RankedStrategy
 
 SPARSE = {"s": 0.1, "min_budget": 8, "recent": 2, "sink": 1}
 
@@ -48,6 +48,23 @@ def test_windowed_layers_are_lossless_too(fakes, window, strategy):
         fakes.AttentionTarget(lm, prompt), new_tokens=25, strategy=strategy, **SPARSE
     )
     assert torch.equal(run.run().sequences, fakes.greedy_path(lm, prompt, 25))
+
+
+class NewestRow(RankedStrategy):
+    """Reads single rows and nothing else."""
+
+    needs_scores = False
+    needs_row_scores = True
+
+    def rank(self, request):
+        return request.row_scores(request.rows.unsqueeze(-1) - 1)[:, :, 0]
+
+
+def test_single_rows_are_scored_without_their_mean(fakes, lm, prompt, plain):
+    target = fakes.AttentionTarget(lm, prompt)
+    run = fakes.build_run(target, k=5, new_tokens=30, strategy=NewestRow(), **SPARSE)
+    assert torch.equal(run.run().sequences, plain)
+    assert 0 < run.stats.accepted < run.stats.drafted
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])

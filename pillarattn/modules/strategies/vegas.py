@@ -19,7 +19,7 @@ class VegasStrategy(RankedStrategy):
     Source: arXiv 2602.07223 (reference.md 5.7).
     """
 
-    # `needs_scores` too: it is what makes verify passes leave scores at all.
+    needs_scores = False
     needs_row_scores = True
 
     def rank(self, request: SelectionRequest) -> Tensor:
