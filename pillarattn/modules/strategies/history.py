@@ -31,7 +31,8 @@ class PositionHistory:
             ValueError: the rows are not those of the generation so far.
         """
         rows, heads, size = request.lengths.shape[0], request.kv_heads, request.max_length
-        out = torch.zeros(rows, heads, size, device=request.lengths.device)
+        # The default dtype is the caller's, who may have set it to that of a model.
+        out = torch.zeros(rows, heads, size, dtype=torch.float32, device=request.lengths.device)
         known = self._values.get(request.layer_indices)
         if known is not None:
             if known.shape[:2] != out.shape[:2]:

@@ -175,6 +175,26 @@ def test_bad_arguments_are_named(arguments, message):
         ForecastStrategy(**arguments)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_callers_default_dtype_changes_nothing(builders, default):
+    tokens = torch.randint(0, 5, (2, 31), generator=torch.Generator().manual_seed(0))
+    rounds = [torch.rand(2, 2, 30, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+    def found():
+        strategy = ForecastStrategy(layer_weights=[1, 2])
+        for scores in rounds:
+            chosen = strategy.select(request(builders, scores, tokens=tokens, layers=2))
+        return chosen
+
+    wanted = found()
+    torch.set_default_dtype(default)
+    try:
+        got = found()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
+
+
 def test_a_config_may_describe_it():
     config = PillarConfig(strategy={"name": "forecast", "budget": "even", "features": ["now"]})
     strategy = SelfSpeculativeGenerator.from_config(config).new_strategy()

@@ -123,7 +123,7 @@ class ForecastStrategy(RankedStrategy):
             # Some features alone need something to start from.
             prior = prior if max(prior) > 0 else [1 / len(prior)] * len(prior)
             ridge = OnlineRidge(
-                torch.tensor(prior, device=now.device),
+                torch.tensor(prior, dtype=now.dtype, device=now.device),
                 forget=self.forget,
                 ridge=self.ridge,
             )
@@ -208,5 +208,7 @@ class ForecastStrategy(RankedStrategy):
                 f"layer_weights has {len(given)} numbers and layer {max(layers)} needs one; give "
                 "one for each layer of the model"
             )
-        chosen = torch.tensor([given[i] for i in layers], device=request.lengths.device)
+        chosen = torch.tensor(
+            [given[i] for i in layers], dtype=torch.float32, device=request.lengths.device
+        )
         return chosen.repeat_interleave(len(request.lengths) // len(layers))
