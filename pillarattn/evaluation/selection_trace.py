@@ -22,6 +22,7 @@ _FLAGS = (
     "needs_keys",
     "needs_values",
     "needs_queries",
+    "needs_tokens",
     "seed_rows",
     "foresees",
 )

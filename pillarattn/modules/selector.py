@@ -345,7 +345,7 @@ class Selector:
         parts = torch.split(chosen, batch)
         if not chosen.is_cuda and len(indices) > 1 and counts.numel():
             # Where a budget moves between layers, narrow ones are not gathered like the widest.
-            widths = counts.view(len(indices), -1).amax(dim=1).tolist()
+            widths = counts.reshape(len(indices), -1).amax(dim=1).tolist()
             parts = tuple(part[..., :n] for part, n in zip(parts, widths, strict=True))
         return {
             index: Selection(keys, count, lengths.tensor)

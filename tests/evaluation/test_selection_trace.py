@@ -92,6 +92,7 @@ def test_flags_are_those_of_the_strategy_inside():
         watched = WatchedStrategy(inner)
         assert watched.needs_scores
         for flag in ("name", "refresh", "needs_keys", "needs_values", "needs_row_scores",
-                     "needs_queries", "seed_rows", "foresees", "refresh_steps"):  # fmt: skip
+                     "needs_queries", "needs_tokens", "seed_rows", "foresees",
+                     "refresh_steps"):  # fmt: skip
             assert getattr(watched, flag) == getattr(inner, flag)
         assert watched.extra_reads(1000, 8) == inner.extra_reads(1000, 8)

@@ -261,6 +261,21 @@ def test_rows_and_single_row_scores_reach_the_strategy(builders):
     assert torch.equal(picked[3], second[1, :, [0, 4], :30])
 
 
+class SharedCounts(Curious):
+    """Returns one count for all heads, expanded and not copied."""
+
+    def select(self, request):
+        indices, counts = super().select(request)
+        return indices, counts[:, :1].expand_as(counts)
+
+
+def test_counts_may_be_expanded(builders):
+    cache = builders.cache_of([30, 24], windows=(None, None), heads=(2, 2))
+    selector = builders.selector_of(SharedCounts(), min_budget=6)
+    found = selector.select(cache, ScoreBuffer(), emitted=[3, 1])
+    assert [found[i].counts.tolist() for i in range(2)] == [[[6, 6], [6, 6]]] * 2
+
+
 def test_a_choice_of_the_first_step_stands_for_the_round(builders):
     strategy = Curious(refresh="step", refresh_steps=(0, 2), needs_queries=True, needs_keys=True)
     selector = builders.selector_of(strategy, min_budget=6, recent=2, sink=1)
