@@ -32,7 +32,6 @@ class RequestDecoder:
         cache: the pool.
         device: where the model is.
         stop: says where the output ends.
-        parity: how the prompt seeds the first round, as `DecodingRun` takes it.
     """
 
     def __init__(
@@ -123,9 +122,7 @@ class RequestDecoder:
         if self._selects and ready and self.request.finish_reason is None:
             view: Any = self.view
             view.reads_keys, kept = True, view.reads_keys
-            self._selections = self._selector.seed(
-                view, self.seeds.seeds, tokens=self._tokens()
-            )
+            self._selections = self._selector.seed(view, self.seeds.seeds, tokens=self._tokens())
             view.reads_keys = kept
         # Megabytes a request, which nobody reads again.
         self.seeds.seeds.clear()

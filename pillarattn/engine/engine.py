@@ -158,6 +158,13 @@ class Engine:
             self.requests[request_id].finish(FinishReason.ABORT)
             return self._finished(request_id)
 
+    def abort_all(self) -> None:
+        """End every request; outputs that no step has returned yet are forgotten."""
+        with self._lock:
+            for name in list(self.requests):
+                self.abort(name)
+            self._late.clear()
+
     def reset_stats(self) -> None:
         """Start counting anew."""
         self.stats = EngineStats()

@@ -45,8 +45,7 @@ def generate(
             run.add(i, prompt, own)
         run.to_the_end()
     except BaseException:
-        for name in list(engine.requests):
-            engine.abort(name)
+        engine.abort_all()
         raise
     return [run.done[name] for name in run.order]
 

@@ -22,6 +22,7 @@ from pillarattn.patch.compat import (
 from pillarattn.patch.current_pass import current_cache
 from pillarattn.patch.record import RECORD, PatchRecord
 from pillarattn.patch.support import field, rope_types
+from pillarattn.patch.tensor_parallel import ranks_of
 from pillarattn.patch.wrappers import inner_model, weights_device
 
 # Largest gap to plain passes, relative to the spread of the logits. Near 1e-6 in fp32; in half
@@ -161,6 +162,9 @@ class ModelRunner:
 
 def refusal(model: PreTrainedModel, record: PatchRecord) -> str | None:
     """Return why requests of `model` cannot share a packed pass, or None."""
+    if ranks_of(model) is not None:
+        # Each rank would plan, draw and stop by itself, and wait for the others where they differ.
+        return "a tensor-parallel plan spreads it over processes, which the engine does not align"
     if record.dense_reason is not None:
         return f"sparse attention cannot act in it ({record.dense_reason})"
     if record.lockstep:

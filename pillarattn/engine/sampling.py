@@ -44,7 +44,7 @@ def processors_of(params: SamplingParams, *, prompt_length: int) -> LogitsProces
     """Return the processors of one request; greedy decoding needs no warpers."""
     processors = LogitsProcessorList()
     if params.repetition_penalty != 1.0:
-        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+        processors.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
     if params.presence_penalty or params.frequency_penalty:
         processors.append(
             OutputPenalties(params.presence_penalty, params.frequency_penalty, prompt_length)

@@ -183,6 +183,27 @@ def test_what_ended_before_a_pass_failed_is_reported_after_it(engine, prompts):
     assert done["a.1"] == (end,)
 
 
+def test_an_interrupted_generate_leaves_nothing_behind(engine, prompts, alone):
+    """The step that was cut off had given samples their first token, which nobody has taken."""
+    run = engine(prefill_chunk=100)
+    params = SamplingParams(max_tokens=NEW, n=3, temperature=1.0, seed=3)
+    original, passes = run.runner.run, []
+
+    def interrupted(segments):
+        passes.append(1)
+        if len(passes) == 2:
+            raise KeyboardInterrupt
+        return original(segments)
+
+    run.runner.run = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.generate([prompts[1]], params)
+    assert not run.has_unfinished
+    assert run.scheduler.is_idle and run.scheduler.pool.used == 0
+    (output,) = run.generate([prompts[1]], SamplingParams(max_tokens=NEW))
+    assert output.token_ids == alone(prompts[1], NEW)
+
+
 class Session(RuleBasedStateMachine):
     """Any order of adding, stepping, aborting and failing, in a pool too small for all of it.
 

@@ -73,6 +73,13 @@ def test_an_unpatched_model_is_refused(tiny_model):
         Engine(tiny_model("llama"))
 
 
+def test_a_model_spread_over_ranks_is_refused(models, monkeypatch):
+    """Each rank would draw and stop by itself."""
+    monkeypatch.setattr("pillarattn.engine.runner.ranks_of", lambda model: object())
+    with pytest.raises(UnsupportedModelError, match="tensor-parallel plan"):
+        runner(models()[1])
+
+
 def test_a_model_in_training_mode_is_refused(tiny_model):
     model = pillarattn.patch(tiny_model("gpt2"))
     with pytest.raises(ValueError, match=r"call model\.eval"):

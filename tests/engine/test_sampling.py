@@ -22,6 +22,11 @@ def test_the_order_is_that_of_generate():
     assert list(processors_of(greedy, prompt_length=3)) == []
 
 
+def test_a_whole_number_is_a_number():
+    (one,) = processors_of(SamplingParams(repetition_penalty=2), prompt_length=1)
+    assert one.penalty == 2.0
+
+
 def test_penalties_count_the_output_and_not_the_prompt():
     ids = torch.tensor([[5, 5, 1, 2, 1]])
     out = OutputPenalties(0.5, 0.25, prompt_length=2)(ids, torch.zeros(1, 6))
