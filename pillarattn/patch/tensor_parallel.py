@@ -109,11 +109,12 @@ def kv_head_refusal(model: Any) -> str | None:
             continue
         heads = _heads(model, name, module)
         if heads is not None and heads % ranks.size:
-            fitting = [n for n in range(2, heads + 1) if heads % n == 0]
+            fitting = [str(n) for n in range(2, heads + 1) if heads % n == 0]
+            others = f"{' or '.join(fitting)} ranks, on one" if fitting else "one rank"
             return (
                 f"{type(model).__name__} has {heads} KV heads, which {ranks.size} ranks cannot "
                 f"share evenly ({name} is split by columns); start it on "
-                f"{' or '.join(map(str, fitting))} ranks, on one, or leave attention whole: in the "
+                f"{others}, or leave attention whole: in the "
                 "tp_plan give the query, key and value projections 'colwise_gather_output' and "
                 "the output projection 'rowwise_split_input'"
             )
