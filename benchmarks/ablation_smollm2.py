@@ -70,8 +70,8 @@ def ladder_cells(layer_weights: list[float] | None) -> list[list[Cell]]:
         Cell("all features, even budget", forecast(budget="even")),
         Cell("forecast", forecast()),
         Cell("forecast, layer weights", best),
-        Cell("forecast, layer weights, equal bytes at D=128", best, s=0.0485),
-        Cell("forecast, layer weights, equal bytes at D=64", best, s=0.047),
+        Cell("forecast, layer weights, equal bytes at D=128", best, s=0.0476),
+        Cell("forecast, layer weights, equal bytes at D=64", best, s=0.045),
         Cell("oracle", "oracle"),
     ]
     ablations = [

@@ -144,11 +144,13 @@ class ForecastStrategy(RankedStrategy):
         return forecast.clamp_min_(0).square_()
 
     def extra_reads(self, length: int, k: int) -> float:
-        """Return the reads of three more numbers a key than Top-K of the pooled scores has.
+        """Return the reads of five more numbers a key than Top-K of the pooled scores has.
 
-        In fp16, against a key and a value of 64 numbers each; half as much with 128.
+        They are the last row, and what was remembered of the round before: mean, last row, running
+        mean and running maximum. In 16 bits, against a key and a value of 64 numbers each; half as
+        much with 128.
         """
-        return 3 / 128 * length / max(k, 1)
+        return 5 / 128 * length / max(k, 1)
 
     def weights(self, layers: tuple[int, ...], rows: int, heads: int) -> Tensor:
         """Return what was learnt of a group of layers, `[rows, heads, F]`, in `features`' order.
