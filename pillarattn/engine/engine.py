@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
+from pillarattn.engine.block_pool import Move
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.offline import generate
@@ -87,6 +88,9 @@ class Engine:
         self.last_plan = StepPlan()
         self.stats = EngineStats()
         self._late: list[RequestOutput] = []
+        # What plans said and a step that raised has not done yet.
+        self._moves: list[Move] = []
+        self._forks: list[str] = []
         self._added = 0
         # Streams step in threads of their own.
         self._lock = threading.RLock()
@@ -190,9 +194,7 @@ class Engine:
             error = MemoryError("the KV pool is too small for this request alone; raise kv_tokens")
             self.requests[name].finish(FinishReason.ERROR, error)
             news[name] = []
-        self.runner.cache.move(plan.moves)
-        for child, _ in plan.forks:
-            self._guarded(child, news, lambda child=child: self._fork(child))
+        self._copy_and_fork(plan, news)
         segments = list(self._segments(plan))
         if segments:
             try:
@@ -206,6 +208,22 @@ class Engine:
             self._take(plan, rows, news)
         late, self._late = self._late, []
         return late + [self._report(name, tokens) for name, tokens in news.items()]
+
+    def _copy_and_fork(self, plan: StepPlan, news: dict[str, list[int]]) -> None:
+        """Copy blocks and give samples of a shared prompt their first token, late ones first.
+
+        The scheduler says so once: what raises (out of memory) must be done by the next step.
+        """
+        self._moves += plan.moves
+        self._forks = [name for name in self._forks if name not in plan.interrupted]
+        self._forks += [child for child, _ in plan.forks]
+        while self._moves:
+            self.runner.cache.move((self._moves[0],))
+            del self._moves[0]
+        while self._forks:
+            child = self._forks.pop(0)
+            if child in self.requests:
+                self._guarded(child, news, lambda child=child: self._fork(child))
 
     def generate(
         self,
@@ -241,7 +259,10 @@ class Engine:
         """
         if params is not None and params.n > 1:
             raise ValueError(f"a stream has one sample, got n={params.n}; open n streams")
-        name = self.add_request(prompt, params, priority=priority)
+        with self._lock:
+            # Other streams step in their threads: no output may come before its reader.
+            name = self.add_request(prompt, params, priority=priority)
+            self._streams.open(name)
         try:
             async for output in self._streams.outputs(name):
                 yield output

@@ -27,6 +27,10 @@ class StreamDriver:
         """Whether somebody waits for outputs of a request."""
         return request_id in self._waiting
 
+    def open(self, request_id: str) -> None:
+        """Keep outputs of a request from now on, until `outputs` has yielded the last one."""
+        self._waiting.setdefault(request_id, deque())
+
     def deliver(self, output: RequestOutput) -> RequestOutput:
         """Keep an output for its reader, if it has one; return it."""
         if output.request_id in self._waiting:

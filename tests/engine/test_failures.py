@@ -183,6 +183,40 @@ def test_what_ended_before_a_pass_failed_is_reported_after_it(engine, prompts):
     assert done["a.1"] == (end,)
 
 
+@pytest.mark.parametrize("host_tokens", [0, 96])
+def test_copies_that_fail_are_made_again(engine, prompts, alone, host_tokens):
+    """Out of memory while blocks move: no block is lost, and no sample of a shared prompt."""
+    new = 4 * NEW
+    run, failures, calls = engine(kv_tokens=192, host_tokens=host_tokens, offload_chunk=16), [], []
+    original = run.runner.cache._move_layer
+
+    def sometimes(layer, move):
+        calls.append(move.kind)
+        # Half-way through a move, in its second layer, and once more.
+        if calls.count(move.kind) in (2, 3, 6):
+            failures.append(move.kind)
+            raise MemoryError("out of memory")
+        original(layer, move)
+
+    run.runner.cache._move_layer = sometimes
+    sampled = SamplingParams(max_tokens=new, n=3, temperature=1.0, seed=1)
+    wanted = [o.token_ids for o in engine().generate([prompts[1]], sampled)]
+    run.add_request(prompts[1], sampled, request_id="s")
+    for i in (2, 4, 5):
+        run.add_request(prompts[i], SamplingParams(max_tokens=new), request_id=str(i))
+    done, steps = {}, 0
+    while run.has_unfinished:
+        steps += 1
+        assert steps < 1000, "requests starve"
+        try:
+            done |= {o.request_id: o.token_ids for o in run.step()}
+        except MemoryError:
+            run.scheduler.check()
+    assert set(failures) == ({"copy", "out", "in"} if host_tokens else {"copy"})
+    assert [done["s"], done["s.1"], done["s.2"]] == wanted
+    assert [done[str(i)] for i in (2, 4, 5)] == [alone(prompts[i], new) for i in (2, 4, 5)]
+
+
 def test_an_interrupted_generate_leaves_nothing_behind(engine, prompts, alone):
     """The step that was cut off had given samples their first token, which nobody has taken."""
     run = engine(prefill_chunk=100)

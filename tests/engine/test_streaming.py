@@ -84,6 +84,27 @@ def test_a_cancelled_reader_leaves_the_others_going(engine, prompts, alone):
     assert not run.has_unfinished
 
 
+def test_an_output_that_comes_before_its_reader_waits_for_it(engine, prompts, alone):
+    """Another stream's step may run between a request's arrival and its first look."""
+    run = engine()
+    original = run._streams.outputs
+
+    def late(name):
+        while name in run.requests:
+            run.step()
+        return original(name)
+
+    run._streams.outputs = late
+
+    async def read():
+        params = SamplingParams(max_tokens=NEW)
+        return [o async for o in run.stream(prompts[0], params)]
+
+    outputs = asyncio.run(asyncio.wait_for(read(), 20))
+    assert outputs[-1].token_ids == alone(prompts[0], NEW)
+    assert not run._streams._waiting
+
+
 def test_the_event_loop_stays_free(engine, prompts):
     run, ticks = engine(), []
 
