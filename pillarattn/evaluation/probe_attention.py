@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -96,26 +96,68 @@ class RoundsAttention:
         layer_index: int,
         options: AttentionOptions,
     ) -> Tensor:
+        """Attend head by head where their selections differ in width, else to all heads at once."""
+        heads, group = block_keys.shape[1], query.shape[1] // block_keys.shape[1]
+        widths = selection.counts.amax(dim=0).tolist()
+        parts = [slice(0, heads)]
+        if sum(widths) < 0.8 * heads * max(widths):
+            # A budget may move between heads: the narrow ones would be gathered like the widest.
+            parts = [slice(head, head + 1) for head in range(heads)]
+        found, keys_read = [], 0.0
+        for part in parts:
+            own = Selection(
+                selection.indices[:, part, : max(widths[part])],
+                selection.counts[:, part],
+                selection.tail_start,
+            )
+            sinks = options.sinks
+            if sinks is not None:
+                sinks = sinks[part.start * group : part.stop * group]
+            out, seen = self._attend_heads(
+                query[:, part.start * group : part.stop * group],
+                block_keys[:, part],
+                block_values[:, part],
+                own,
+                layer_index,
+                part,
+                replace(options, sinks=sinks),
+            )
+            found.append(out)
+            keys_read += seen * (part.stop - part.start) / heads
+        self.read.total += keys_read
+        self.read.layers += 1
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+    def _attend_heads(
+        self,
+        query: Tensor,
+        block_keys: Tensor,
+        block_values: Tensor,
+        selection: Selection,
+        layer_index: int,
+        part: slice,
+        options: AttentionOptions,
+    ) -> tuple[Tensor, float]:
+        """Return some heads' output and the mean number of keys that a row sees."""
         batch, query_heads, rows, dim = query.shape
         text = self.text.layer(layer_index)
         assert text.key_buffer is not None
         assert text.value_buffer is not None
-        heads, dtype = text.key_buffer.shape[1], accumulation_dtype(query.dtype)
+        heads, dtype = block_keys.shape[1], accumulation_dtype(query.dtype)
         places = selection.indices.long()
         near_keys, near_values = (
-            torch.cat([_gather(buffer, places), block], dim=2).to(dtype)
+            torch.cat([_gather(buffer[:, part], places), block], dim=2).to(dtype)
             for buffer, block in ((text.key_buffer, block_keys), (text.value_buffer, block_values))
         )
         packed = (query.to(dtype) * _scale(options, dim)).reshape(batch, heads, -1, dim)
         logits = (packed @ near_keys.transpose(-1, -2)).unflatten(2, (-1, rows))
         visible = self._visible(selection, rows, block_keys.shape[2], options.window)
-        self.read.total += float(visible.sum(dim=-1).float().mean())
-        self.read.layers += 1
+        seen = float(visible.sum(dim=-1).float().mean())
         probabilities = attention_probabilities(
             logits, visible=visible, softcap=options.softcap, sinks=options.sinks
         )
         out = probabilities.flatten(2, 3) @ near_values
-        return out.reshape(batch, query_heads, rows, -1).to(query.dtype)
+        return out.reshape(batch, query_heads, rows, -1).to(query.dtype), seen
 
     def _visible(self, selection: Selection, rows: int, block: int, window: int | None) -> Tensor:
         """Return which columns, selected and then the block's, each row sees: `[B, Hkv, 1, Q, N]`.
@@ -192,5 +234,5 @@ def _gather(buffer: Tensor, places: Tensor) -> Tensor:
     """Return `buffer[0, h, places[b, h]]`, `[B, Hkv, N, D]`, from one text's `[1, Hkv, C, D]`."""
     _, heads, capacity, dim = buffer.shape
     first = torch.arange(heads, device=places.device).view(-1, 1) * capacity
-    rows = buffer.view(heads * capacity, dim).index_select(0, (places + first).view(-1))
+    rows = buffer.reshape(heads * capacity, dim).index_select(0, (places + first).view(-1))
     return rows.view(*places.shape, dim)

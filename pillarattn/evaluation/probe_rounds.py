@@ -126,7 +126,8 @@ class RoundProbe:
         is_dense = len(sparse) < len(text.layers) or self.layers is not None
         is_dense = is_dense or self.config.strategy == "full"
         # Budgets that move between heads make some selections wide.
-        widest = max(s.indices.shape[-1] for s in selections.values())
+        counts = torch.stack([s.counts.sum(dim=-1) for s in selections.values()])
+        widest = -(-int(counts.max()) // heads)
         width = length if is_dense else max(self.selector.budget(length), widest)
         scored = length if self._chooses_at_steps and self.strategy.needs_scores else width
         copies = k if self._chooses_at_steps and self.strategy.refresh_steps is None else 1
