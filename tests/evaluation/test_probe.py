@@ -49,7 +49,7 @@ def one_by_one(model, ids, config, start=START):
         forward(patched, cache, ids[:start], step)
         selections, emitted = {}, [0]
         if config.parity == "default":
-            selections = selector.seed(cache, step.seeds)
+            selections = selector.seed(cache, step.seeds, tokens=ids[None])
         for place in range(start, len(ids) - k + 1, k + 1):
             base = cache.lengths
             step = StepState(Phase.DRAFT, selections=dict(selections))
@@ -65,7 +65,9 @@ def one_by_one(model, ids, config, start=START):
             forward(patched, cache, ids[place : place + k + 1], step)
             emitted = [k + 1]
             counted = [k + 1] if selector.all_rows else None
-            selections = selector.select(cache, step.scores, emitted=emitted, rows=counted)
+            selections = selector.select(
+                cache, step.scores, emitted=emitted, rows=counted, tokens=ids[None]
+            )
 
 
 def expected(model, ids, config, temperature):
