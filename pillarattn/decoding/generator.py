@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +41,11 @@ class SelfSpeculativeGenerator:
     """
 
     def __init__(
-        self, k: int = 8, s: float = 0.05, strategy: str | Strategy = "pillar", **options: Any
+        self,
+        k: int = 8,
+        s: float = 0.05,
+        strategy: str | dict[str, Any] | Strategy = "pillar",
+        **options: Any,
     ) -> None:
         self.config = PillarConfig.from_dict({"k": k, "s": s, "strategy": strategy, **options})
         self.stats = GenerationStats()
@@ -54,6 +59,15 @@ class SelfSpeculativeGenerator:
     def from_config(cls, config: PillarConfig) -> SelfSpeculativeGenerator:
         """Build a generator from a config."""
         return cls(**{f.name: getattr(config, f.name) for f in fields(config)})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> SelfSpeculativeGenerator:
+        """Build a generator from the `pillar_config.json` of a folder, as `calibrate` writes one.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return cls.from_config(PillarConfig.from_pretrained(folder))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> SelfSpeculativeGenerator:

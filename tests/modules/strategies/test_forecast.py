@@ -195,6 +195,15 @@ def test_the_callers_default_dtype_changes_nothing(builders, default):
     assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
 
 
+def test_a_stored_config_keeps_its_arguments(tmp_path):
+    mine = ForecastStrategy(
+        features=["now", "left_1"], budget="even", forget=0.9, ridge=0.1, layer_weights=[1, 2.5]
+    )
+    PillarConfig(strategy=mine).save_pretrained(tmp_path)
+    strategy = SelfSpeculativeGenerator.from_pretrained(tmp_path).new_strategy()
+    assert repr(strategy) == repr(mine)
+
+
 def test_a_config_may_describe_it():
     config = PillarConfig(strategy={"name": "forecast", "budget": "even", "features": ["now"]})
     strategy = SelfSpeculativeGenerator.from_config(config).new_strategy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,14 @@ class ForecastStrategy(RankedStrategy):
         self._memory = {name: PositionHistory() for name in REMEMBERED}
         self._learnt: dict[tuple[int, ...], OnlineRidge] = {}
         self._before: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name and the arguments, as a config stores them."""
+        weights = None if self.layer_weights is None else list(self.layer_weights)
+        return {
+            "name": self.name, "features": list(self.features), "budget": self.budget,
+            "forget": self.forget, "ridge": self.ridge, "layer_weights": weights,
+        }  # fmt: skip
 
     def reset(self) -> None:
         """Forget the keys and what was learnt."""
