@@ -24,6 +24,8 @@ from pillarattn.modules.strategies import ForecastStrategy
 # The square root of a layer's price: between no weights and the price itself, which overshoots
 # because the price was taken where other layers make no errors.
 EXPONENT = 0.5
+# No layer's weight lies further from 1 than this factor.
+LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def _weights(layers: list[int], loss: list[float], dropped: list[float], count: 
     weight = weight / weight.log().mean().exp()
     found = [1.0] * count
     for layer, value in zip(layers, weight.tolist(), strict=True):
-        found[layer] = round(value, 4)
+        # A layer without a loss on a short text is cheap, but not free.
+        found[layer] = round(min(max(value, 1 / LIMIT), LIMIT), 4)
     return found
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from pillarattn.modules.strategies.request import SelectionRequest
 
 
-def pooled_budgets(request: SelectionRequest, mass: Tensor) -> Tensor:
-    """Divide a row's whole budget among the layers and KV heads of the request by one threshold.
+def pooled_places(request: SelectionRequest, mass: Tensor) -> Tensor:
+    """Spend a row's whole budget on the layers and KV heads of the request by one threshold.
 
     Every head keeps its forced tokens; what is left goes to the largest masses of all layers and
     heads. Only masses that mean the same everywhere can be compared like that: a forecast in units
@@ -21,22 +21,36 @@ def pooled_budgets(request: SelectionRequest, mass: Tensor) -> Tensor:
             to the lowest layer, head, position; NaN ranks last.
 
     Returns:
-        `[R, Hkv]` int64; its sum over a row's layers and heads is that of the even budgets.
+        `[R, Hkv, S]` bool, the positions to keep; over a row's layers and heads as many as the even
+        budgets together.
     """
     layers, heads, size = len(request.layers), request.kv_heads, request.max_length
-    room = (request.lengths - request.starts).clamp_min(0)
+    visible, open_places = request.visible(), request.contested()
+    forced = visible & ~open_places
+    room = visible.sum(dim=-1)
     kept = torch.minimum(request.budgets, room)
-    open_places = request.contested()
-    newest = torch.minimum(request.recent, kept)
-    forced = newest + (kept - newest).clamp(0, request.sink)
-    # What is left to the ranking, by row of the batch: all layers and heads together.
-    left = ((kept - forced) * heads).view(layers, -1).sum(dim=0)
+    # With no budget at all nothing is forced; else what is not contested is.
+    left = (kept - forced.sum(dim=-1)) * heads
+    left = left.view(layers, -1).sum(dim=0)
     values = mass.float().nan_to_num(nan=-1.0)
     values = values.masked_fill(~open_places.unsqueeze(1), -2.0)
     by_row = values.view(layers, -1, heads, size).transpose(0, 1).flatten(1)
     chosen = torch.stack([_best(row, n) for row, n in zip(by_row, left.tolist(), strict=True)])
-    counts = chosen.view(-1, layers, heads, size).sum(dim=-1)
-    return counts.transpose(0, 1).reshape(-1, heads) + forced.unsqueeze(-1)
+    chosen = chosen.view(-1, layers, heads, size).transpose(0, 1).reshape(-1, heads, size)
+    return chosen | forced.unsqueeze(1)
+
+
+def listed(places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a selection's indices `[R, Hkv, N]` int32, ascending, and counts `[R, Hkv]` int32."""
+    rows, heads, size = places.shape
+    flat = places.reshape(rows * heads, size)
+    counts = flat.sum(dim=-1, dtype=torch.int32)
+    row, position = flat.nonzero(as_tuple=True)
+    slot = flat.cumsum(dim=-1)[row, position] - 1
+    width = int(counts.max()) if counts.numel() else 0
+    indices = torch.zeros(rows * heads, width, dtype=torch.int32, device=places.device)
+    indices[row, slot] = position.to(torch.int32)
+    return indices.view(rows, heads, width), counts.view(rows, heads)
 
 
 def _best(values: Tensor, count: int) -> Tensor:

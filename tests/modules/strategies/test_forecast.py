@@ -70,8 +70,8 @@ def test_a_record_keeps_a_mean_and_a_fading_maximum():
 def test_features_are_square_roots_of_a_mass(name):
     record = KeyRecord(*(torch.rand(2, 3, 12) for _ in range(4)), matches=torch.rand(2, 12))
     found = stack_features(record, [name])
-    assert found.shape == (2, 3, 12, 1) and bool((found >= 0).all())
-    torch.testing.assert_close(found[..., 0] ** 2, FEATURES[name](record))
+    assert found.shape == (2, 3, 1, 12) and bool((found >= 0).all())
+    torch.testing.assert_close(found[..., 0, :] ** 2, FEATURES[name](record))
 
 
 def test_ridge_solves_the_weighted_problem_and_forgets():
@@ -79,7 +79,7 @@ def test_ridge_solves_the_weighted_problem_and_forgets():
     ridge = OnlineRidge(torch.tensor([0.2, 0.1, 0.3]), forget=0.5, ridge=0.1)
     assert torch.equal(ridge.weights(2, 1)[1, 0], torch.tensor([0.2, 0.1, 0.3]))
     rounds = [
-        (torch.rand(2, 1, 50, 3, generator=noise), torch.rand(2, 1, 50, generator=noise))
+        (torch.rand(2, 1, 3, 50, generator=noise), torch.rand(2, 1, 50, generator=noise))
         for _ in range(3)
     ]
     for features, target in rounds:
@@ -89,7 +89,7 @@ def test_ridge_solves_the_weighted_problem_and_forgets():
     for row in range(2):
         moments, right = torch.zeros(3, 3).double(), torch.zeros(3).double()
         for age, (features, target) in enumerate(reversed(rounds)):
-            f, y = features[row, 0].double(), target[row, 0].double()
+            f, y = features[row, 0].double().T, target[row, 0].double()
             moments += 0.5**age * (f * y[:, None]).T @ f
             right += 0.5**age * (f * y[:, None]).T @ y
         pull = 0.1 * moments.diagonal().mean()

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pillarattn.modules.strategies.head_budgets import pooled_budgets
+from pillarattn.modules.strategies.head_budgets import listed, pooled_places
 
 
 @given(
@@ -25,7 +25,14 @@ def test_counts_are_those_of_the_largest_masses(
     request = builders.request_of(
         rows, [budget] * len(rows), recent=[recent] * len(rows), sink=sink, layers=layers
     )
-    counts = pooled_budgets(request, mass)
+    places = pooled_places(request, mass)
+    counts = places.sum(dim=-1)
+    indices, listed_counts = listed(places)
+    assert torch.equal(counts, listed_counts.long())
+    for row in range(len(rows)):
+        for head in range(2):
+            found = indices[row, head, : counts[row, head]].tolist()
+            assert found == places[row, head].nonzero().flatten().tolist()
     for row, length in enumerate(lengths):
         kept = min(budget, length)
         newest = min(recent, kept)
@@ -46,5 +53,5 @@ def test_counts_are_those_of_the_largest_masses(
 def test_nan_ranks_last(builders):
     mass = torch.full((1, 2, 10), float("nan"))
     mass[0, 1] = torch.rand(10)
-    counts = pooled_budgets(builders.request_of([10], [5]), mass)
+    counts = pooled_places(builders.request_of([10], [5]), mass).sum(dim=-1)
     assert counts.tolist() == [[0, 10]]

@@ -117,5 +117,5 @@ FEATURES: dict[str, Callable[[KeyRecord], Tensor]] = {
 
 
 def stack_features(record: KeyRecord, names: Sequence[str]) -> Tensor:
-    """Return the features of every key, `[R, Hkv, S, F]` fp32."""
-    return torch.stack([FEATURES[name](record) for name in names], dim=-1).clamp_min_(0).sqrt_()
+    """Return the features of every key, `[R, Hkv, F, S]` fp32."""
+    return torch.stack([FEATURES[name](record) for name in names], dim=-2).clamp_min_(0).sqrt_()

@@ -41,14 +41,14 @@ class OnlineRidge:
 
         Args:
             first: the first of the rows that they belong to.
-            features: `[r, Hkv, S, F]` fp32.
+            features: `[r, Hkv, F, S]` fp32.
             target: `[r, Hkv, S]` fp32, >= 0; 0 takes a key out.
         """
         assert self._moments is not None
         assert self._targets is not None
-        weighted = (features * target.unsqueeze(-1)).transpose(-1, -2)
+        weighted = features * target.unsqueeze(-2)
         end = first + features.shape[0]
-        self._moments[first:end] += weighted @ features
+        self._moments[first:end] += weighted @ features.transpose(-1, -2)
         self._targets[first:end] += (weighted @ target.unsqueeze(-1)).squeeze(-1)
 
     def weights(self, rows: int, heads: int) -> Tensor:

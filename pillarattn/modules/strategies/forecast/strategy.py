@@ -17,7 +17,7 @@ from pillarattn.modules.strategies.forecast.features import (
     token_matches,
 )
 from pillarattn.modules.strategies.forecast.ridge import OnlineRidge
-from pillarattn.modules.strategies.head_budgets import pooled_budgets
+from pillarattn.modules.strategies.head_budgets import listed, pooled_places
 from pillarattn.modules.strategies.history import PositionHistory
 
 DEFAULT_FEATURES = (
@@ -118,7 +118,7 @@ class ForecastStrategy(RankedStrategy):
         shared = mass
         if self.layer_weights is not None:
             shared = mass * self._weights_of(request).view(-1, 1, 1)
-        return request.keep_best(mass, budgets=pooled_budgets(request, shared))
+        return listed(pooled_places(request, shared))
 
     def rank(self, request: SelectionRequest) -> Tensor:
         """Return the expected mean mass of each key in the coming round, `[R, Hkv, S]` fp32."""
@@ -149,7 +149,7 @@ class ForecastStrategy(RankedStrategy):
         forecast = torch.empty_like(now)
         for first, end in self._pieces(now):
             found = stack_features(record.rows(first, end), self.features)
-            forecast[first:end] = (found @ weights[first:end].unsqueeze(-1)).squeeze(-1)
+            forecast[first:end] = (weights[first:end].unsqueeze(-2) @ found).squeeze(-2)
         return forecast.clamp_min_(0).square_()
 
     def extra_reads(self, length: int, k: int) -> float:
