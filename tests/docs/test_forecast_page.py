@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -63,3 +64,38 @@ def test_code_runs_and_paths_exist():
     for path in paths:
         base = ROOT if path.startswith("pillarattn/") else ROOT / "docs"
         assert (base / path).exists(), path
+
+
+def test_the_tables_are_the_records():
+    folder = ROOT / "benchmarks" / "results"
+    lines = (folder / "forecast_ladder_cpu.jsonl").read_text().splitlines()[1:]
+    found = {(r["label"], r["k"], r["s"], r["text"]): r for r in map(json.loads, lines)}
+    section = TEXT[TEXT.index("## Measured") : TEXT.index("## Limits")]
+    texts = re.search(r"^\| k = 8, s = 0.05 \| (.*) \| mean \|$", section, re.MULTILINE)[1]
+    texts = texts.split(" | ")
+    weighted = "forecast, layer weights"
+    first = [("pillar", 0.05), ("forecast", 0.05), (weighted, 0.05),
+             (f"{weighted}, equal bytes at D=64", 0.045)]  # fmt: skip
+    rows = re.findall(r"^\| .* \| (\d\.\d\d ± .*) \| (\d\.\d\d)", section, re.MULTILINE)
+    assert len(rows) == len(first) and len(texts) == 3
+    for (cells, mean), (label, s) in zip(rows, first, strict=True):
+        exact = [found[label, 8, s, text] for text in texts]
+        for cell, record in zip(cells.split(" | "), exact, strict=True):
+            shown = f"{record['mean_accepted']:.2f} ± {record['standard_error']:.2f}"
+            assert cell == shown
+        assert float(mean) == pytest.approx(sum(r["mean_accepted"] for r in exact) / 3, abs=0.006)
+    for k, s, cells in re.findall(
+        r"^\| k = (\d+), s = ([\d.]+) \| (.*) \| [^|]* \|$", section, re.M
+    ):
+        if "/" in cells:
+            for cell, text in zip(cells.split(" | "), texts, strict=True):
+                for number, label in zip(cell.split(" / "), ("pillar", weighted), strict=True):
+                    record = found[label, int(k), float(s), text]
+                    assert number == f"{record['mean_accepted']:.2f}"
+    lines = (folder / "forecast_generation_cpu.jsonl").read_text().splitlines()
+    runs = {
+        (r["config"]["strategy"], r["config"]["temperature"]): r for r in map(json.loads, lines)
+    }
+    assert all(run["lossless"]["lossless"] for run in runs.values())
+    for name in ("pillar", "forecast"):
+        assert f"{runs[name, 0.0]['metrics']['mean_accepted']:.2f}" in section
