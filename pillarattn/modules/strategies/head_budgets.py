@@ -29,9 +29,8 @@ def pooled_places(request: SelectionRequest, mass: Tensor) -> Tensor:
     forced = visible & ~open_places
     room = visible.sum(dim=-1)
     kept = torch.minimum(request.budgets, room)
-    # With no budget at all nothing is forced; else what is not contested is.
-    left = (kept - forced.sum(dim=-1)) * heads
-    left = left.view(layers, -1).sum(dim=0)
+    # What is left to the ranking, by row of the batch: all its layers and heads together.
+    left = ((kept - forced.sum(dim=-1)) * heads).view(layers, -1).sum(dim=0)
     values = mass.float().nan_to_num(nan=-1.0)
     values = values.masked_fill(~open_places.unsqueeze(1), -2.0)
     by_row = values.view(layers, -1, heads, size).transpose(0, 1).flatten(1)
