@@ -37,6 +37,8 @@ def main(name: str, prompt_tokens: int = 800, new_tokens: int = 64) -> None:
         print(pillar.stats)
         print(f"same tokens as plain decoding on {dist.get_world_size()} ranks:",
               plain.tolist() == fast.tolist())  # fmt: skip
+    # A rank that ends while its group still lets go of a tensor aborts: all leave together.
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -92,6 +92,8 @@ def main(folder: Path) -> None:
     ).tolist()
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
+    # A rank that ends while its group still lets go of a tensor aborts: all leave together.
+    dist.barrier()
     dist.destroy_process_group()
 
 
