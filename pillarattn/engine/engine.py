@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,24 @@ from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.block_pool import Move
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.decoder import RequestDecoder
+from pillarattn.engine.inbox import Inbox
 from pillarattn.engine.offline import generate
 from pillarattn.engine.packed_pass import Segment
-from pillarattn.engine.prompts import Prompt, check_request, eos_tokens, sample_seed, token_ids
+from pillarattn.engine.prompts import (
+    Prompt,
+    check_request,
+    eos_tokens,
+    filled,
+    sample_seed,
+    token_ids,
+)
 from pillarattn.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler, StepPlan
+from pillarattn.engine.shared_prompts import SharedPrompts
 from pillarattn.engine.stats import EngineStats
 from pillarattn.engine.stopping import StopCheck
 from pillarattn.engine.streaming import StreamDriver
-from pillarattn.modules.step import SeedQueries
-
-
-@dataclass
-class _Prompt:
-    """What samples of one prompt share: the logits after it, and its last queries."""
-
-    raw: Tensor
-    seeds: dict[int, SeedQueries]
 
 
 class Engine:
@@ -76,8 +76,7 @@ class Engine:
         self.model = self.runner.model
         self.requests: dict[str, Request] = {}
         self._decoders: dict[str, RequestDecoder] = {}
-        self._prompts: dict[str, _Prompt] = {}
-        self._roots: dict[str, str] = {}
+        self._shared = SharedPrompts()
         self._noise = torch.Generator()
         if self.config.seed is None:
             self._noise.seed()
@@ -92,8 +91,9 @@ class Engine:
         self._moves: list[Move] = []
         self._forks: list[str] = []
         self._added = 0
-        # Streams step in threads of their own.
-        self._lock = threading.RLock()
+        # Streams step in threads of their own, and nobody waits for a step to add a request: what is
+        # asked for meanwhile is done after it.
+        self._inbox, self._names = Inbox(), threading.Lock()
 
     def add_request(
         self,
@@ -105,7 +105,8 @@ class Engine:
     ) -> str:
         """Put a request into the queue and return its id.
 
-        With `n > 1` the first sample has this id and sample i the id `f"{id}.{i}"`.
+        With `n > 1` the first sample has this id and sample i the id `f"{id}.{i}"`. It does not
+        wait for a step that another thread runs.
 
         Args:
             prompt: text, token ids, or a tensor `[L]` or `[1, L]` of them.
@@ -117,14 +118,17 @@ class Engine:
             ValueError: the prompt is empty, too long or not of the vocabulary, stop strings lack a
                 tokenizer, or the id is taken. Nothing was added then.
         """
-        with self._lock:
-            return self._add(prompt, params or SamplingParams(), request_id, priority)
-
-    def _add(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
-    ) -> str:
-        params = self._filled(params)
         ids = token_ids(prompt, self.tokenizer)
+        with self._names:
+            params = filled(params or SamplingParams(), self.config, self._noise)
+            samples = self._samples(ids, params, request_id, priority)
+        self._inbox.post(lambda: self._enqueue(samples))
+        return samples[0]
+
+    def _samples(
+        self, ids: list[int], params: SamplingParams, request_id: str | None, priority: int
+    ) -> list[str]:
+        """Make the requests of all samples and return their ids, or change nothing."""
         name = f"request-{self._added}" if request_id is None else request_id
         check_request(
             name, ids, params, model=self.model, tokenizer=self.tokenizer,
@@ -135,28 +139,36 @@ class Engine:
         for taken in names:
             if taken in self.requests:
                 raise ValueError(f"request {taken!r} exists already; choose another id")
-        for i, sample in enumerate(names):
-            root = name if params.n > 1 else None
-            own = replace(params, n=1, seed=sample_seed(params.seed, i))
-            request = Request(sample, list(ids), own, priority, None if i == 0 else name)
-            decoder = self._decoder(request)
-            self.scheduler.add(
-                sample, prompt=len(ids), max_tokens=own.max_tokens, k=own.k or 0,
-                priority=priority, root=root, proposes=decoder.proposes,
-            )  # fmt: skip
-            self.requests[sample], self._decoders[sample] = request, decoder
-            if root is not None:
-                self._roots[sample] = root
+        requests = [
+            Request(sample, list(ids), replace(params, n=1, seed=sample_seed(params.seed, i)),
+                    priority, None if i == 0 else name)
+            for i, sample in enumerate(names)
+        ]  # fmt: skip
+        self._decoders |= {request.id: self._decoder(request) for request in requests}
+        self.requests |= {request.id: request for request in requests}
         self._added += 1
-        return name
+        return names
+
+    def _enqueue(self, names: list[str]) -> None:
+        """Hand the samples of a prompt to the scheduler."""
+        root = names[0] if len(names) > 1 else None
+        for name in names:
+            request = self.requests[name]
+            self.scheduler.add(
+                name, prompt=len(request.prompt), max_tokens=request.params.max_tokens,
+                k=request.params.k or 0, priority=request.priority, root=root,
+                proposes=self._decoders[name].proposes,
+            )  # fmt: skip
+            if root is not None:
+                self._shared.join(name, root)
 
     def abort(self, request_id: str) -> RequestOutput:
-        """End a request now and return what it has come to.
+        """End a request and return what it has come to, after the step that another thread runs.
 
         Raises:
             KeyError: there is no such request, or it has finished.
         """
-        with self._lock:
+        with self._inbox.held():
             if request_id not in self.requests:
                 raise KeyError(f"no unfinished request {request_id!r}")
             self.requests[request_id].finish(FinishReason.ABORT)
@@ -164,7 +176,7 @@ class Engine:
 
     def abort_all(self) -> None:
         """End every request; outputs that no step has returned yet are forgotten."""
-        with self._lock:
+        with self._inbox.held():
             for name in list(self.requests):
                 self.abort(name)
             self._late.clear()
@@ -181,7 +193,7 @@ class Engine:
     @torch.no_grad()
     def step(self) -> list[RequestOutput]:
         """Run one step; return the requests that got tokens or ended, in no particular order."""
-        with self._lock:
+        with self._inbox.stepping():
             return self._step()
 
     def _step(self) -> list[RequestOutput]:
@@ -259,17 +271,21 @@ class Engine:
         """
         if params is not None and params.n > 1:
             raise ValueError(f"a stream has one sample, got n={params.n}; open n streams")
-        with self._lock:
-            # Other streams step in their threads: no output may come before its reader.
-            name = self.add_request(prompt, params, priority=priority)
-            self._streams.open(name)
+        # Other streams step in their threads: no output may come before its reader.
+        name = self._streams.new_name(self.requests)
+        self._streams.open(name)
         try:
+            self.add_request(prompt, params, request_id=name, priority=priority)
             async for output in self._streams.outputs(name):
                 yield output
         finally:
-            with self._lock:
-                if name in self.requests:
-                    self.abort(name)
+            self._streams.close(name)
+            if name in self.requests:
+                self._inbox.post(lambda: self._discard(name))
+
+    def _discard(self, name: str) -> None:
+        if name in self.requests:
+            self.abort(name)
 
     def _segments(self, plan: StepPlan) -> Iterator[Segment]:
         def table(name: str) -> Any:
@@ -311,13 +327,14 @@ class Engine:
 
     def _first(self, name: str, raw: Tensor) -> None:
         decoder = self._decoders[name]
-        if name in self._roots:
-            self._prompts[self._roots[name]] = _Prompt(raw, dict(decoder.seeds.seeds))
+        self._shared.keep(name, raw, decoder.seeds.seeds)
+        self._shared.leave(name)
         decoder.first_token(raw)
         self._propose(name)
 
     def _fork(self, name: str) -> None:
-        decoder, shared = self._decoders[name], self._prompts[self._roots[name]]
+        decoder, shared = self._decoders[name], self._shared.of(name)
+        self._shared.leave(name)
         decoder.seeds.seeds.update(shared.seeds)
         decoder.view.place(self.scheduler.entries[name].table, self.runner.device)
         self.scheduler.forked(name)
@@ -350,9 +367,7 @@ class Engine:
         self.stats.ended(request)
         del self._decoders[name]
         self.scheduler.remove(name)
-        root = self._roots.pop(name, None)
-        if root is not None and root not in self._roots.values():
-            self._prompts.pop(root, None)
+        self._shared.leave(name)
         request.text = self._stop.text(request)
         return self._streams.deliver(request.result(new))
 
@@ -363,17 +378,4 @@ class Engine:
         )
         return RequestDecoder(
             request, generator, self.runner.cache, device=self.runner.device, stop=self._stop
-        )
-
-    def _filled(self, params: SamplingParams) -> SamplingParams:
-        pillar = self.config.pillar
-        k = pillar.k if params.k is None else params.k
-        seed = params.seed
-        if seed is None and not params.is_greedy:
-            seed = int(torch.randint(2**62, (), generator=self._noise))
-        return replace(
-            params,
-            k=k if self.config.speculative else 0,
-            s=pillar.s if params.s is None else params.s,
-            seed=seed,
         )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from pillarattn.engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from pillarattn.engine.config import EngineConfig
 
 Prompt = str | Sequence[int] | Tensor
 
@@ -66,6 +71,20 @@ def check_request(
             f"the most is {limit} together: shorten it, or raise EngineConfig.max_length if the "
             "model can go on"
         )
+
+
+def filled(params: SamplingParams, config: EngineConfig, noise: torch.Generator) -> SamplingParams:
+    """Return `params` with what the request leaves to the engine: `k`, `s`, and a drawn seed."""
+    k = config.pillar.k if params.k is None else params.k
+    seed = params.seed
+    if seed is None and not params.is_greedy:
+        seed = int(torch.randint(2**62, (), generator=noise))
+    return replace(
+        params,
+        k=k if config.speculative else 0,
+        s=config.pillar.s if params.s is None else params.s,
+        seed=seed,
+    )
 
 
 def eos_tokens(model: Any) -> frozenset[int]:

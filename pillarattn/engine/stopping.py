@@ -7,6 +7,10 @@ from typing import Any
 from pillarattn.engine.request import FinishReason, Request
 
 
+# Characters at the start of a decoded tail that may not be those of the whole text.
+EDGE = 4
+
+
 class StopCheck:
     """Ends an output at a stop token, a stop string or its length, as plain decoding would.
 
@@ -39,9 +43,22 @@ class StopCheck:
         return text[: min(ends)] if ends else text
 
     def _find(self, request: Request) -> str | None:
-        """Return the stop string that the newest tokens complete, if any."""
-        # A token is at least a byte of text: a string of n bytes lies within the last n tokens,
-        # and a few more keep the edge of a split character out of sight.
-        longest = max(len(text.encode()) for text in request.params.stop)
-        tail = self.tokenizer.decode(request.output[-(longest + 4) :])
-        return next((text for text in request.params.stop if text in tail), None)
+        """Return the stop string that the newest tokens complete, if any.
+
+        It may stand in the text that the caller sees, or in that with special tokens.
+        """
+        stop, output = request.params.stop, request.output
+        # The edge may split a character, or lose the space before it.
+        enough = max(map(len, stop)) + EDGE
+        for skips in (False, True):
+            count = enough
+            while True:
+                tail = str(self.tokenizer.decode(output[-count:], skip_special_tokens=skips))
+                if len(tail) >= enough or count >= len(output):
+                    break
+                # Tokens may have less than a character of text, or none.
+                count *= 2
+            found = next((text for text in stop if text in tail), None)
+            if found is not None:
+                return found
+        return None

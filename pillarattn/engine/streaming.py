@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container
 
 from pillarattn.engine.request import RequestOutput
 
@@ -19,6 +20,7 @@ class StreamDriver:
 
     def __init__(self, step: Callable[[], object]) -> None:
         self._step = step
+        self._numbers = itertools.count()
         self._waiting: dict[str, deque[RequestOutput]] = {}
         self._lock: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -27,32 +29,40 @@ class StreamDriver:
         """Whether somebody waits for outputs of a request."""
         return request_id in self._waiting
 
+    def new_name(self, taken: Container[str]) -> str:
+        """Return a name for a request that is to be read, none of `taken`."""
+        names = (f"stream-{number}" for number in self._numbers)
+        return next(name for name in names if name not in taken)
+
     def open(self, request_id: str) -> None:
-        """Keep outputs of a request from now on, until `outputs` has yielded the last one."""
+        """Keep outputs of a request from now on, until `close`."""
         self._waiting.setdefault(request_id, deque())
+
+    def close(self, request_id: str) -> None:
+        """Forget the outputs of a request, now and from now on."""
+        self._waiting.pop(request_id, None)
 
     def deliver(self, output: RequestOutput) -> RequestOutput:
         """Keep an output for its reader, if it has one; return it."""
-        if output.request_id in self._waiting:
-            self._waiting[output.request_id].append(output)
+        # Its reader may close it meanwhile, in another thread.
+        waiting = self._waiting.get(output.request_id)
+        if waiting is not None:
+            waiting.append(output)
         return output
 
     async def outputs(self, request_id: str) -> AsyncIterator[RequestOutput]:
-        """Yield the outputs of a request up to its last one."""
-        mine = self._waiting.setdefault(request_id, deque())
-        try:
-            while True:
-                while mine:
-                    output = mine.popleft()
-                    yield output
-                    if output.finished:
-                        return
-                async with self._turn():
-                    # Another reader's step may have brought something meanwhile.
-                    if not mine:
-                        await asyncio.to_thread(self._step)
-        finally:
-            del self._waiting[request_id]
+        """Yield the outputs of a request up to its last one; it is open."""
+        mine = self._waiting[request_id]
+        while True:
+            while mine:
+                output = mine.popleft()
+                yield output
+                if output.finished:
+                    return
+            async with self._turn():
+                # Another reader's step may have brought something meanwhile.
+                if not mine:
+                    await asyncio.to_thread(self._step)
 
     def _turn(self) -> asyncio.Lock:
         loop = asyncio.get_running_loop()

@@ -300,8 +300,8 @@ class Session(RuleBasedStateMachine):
         assert set(self.engine.requests) == self.live == set(self.engine.scheduler.entries)
         if not self.live:
             assert self.engine.scheduler.pool.used == self.engine.scheduler.host.used == 0
-            assert not self.engine._prompts
-            assert not self.engine._roots
+            assert not len(self.engine._shared)
+            assert not self.engine._shared._kept
 
     def teardown(self):
         steps = 0

@@ -76,3 +76,37 @@ def test_a_stop_string_of_split_characters_is_found_with_its_last_byte(stop):
             break
     found = data.find(stop.encode())
     assert ends == ([] if found < 0 else [found + len(stop.encode())])
+
+
+class Pieces:
+    """Tokens of any text: 0 is special, 1 and 2 have none, others one letter; like byte pieces."""
+
+    def decode(self, ids, skip_special_tokens=False):
+        special = "" if skip_special_tokens else "<s>"
+        return "".join(special if i == 0 else "" if i < 3 else chr(int(i) + 94) for i in ids)
+
+
+@pytest.mark.parametrize("gap", [[1], [1, 2] * 20, [0], [0, 1] * 30])
+@pytest.mark.parametrize("stop", ["ab", "xxabc"])
+def test_tokens_without_text_do_not_hide_a_stop_string(gap, stop):
+    letters = [ord(c) - 94 for c in "xxabcx"]
+    check = StopCheck(frozenset(), Pieces())
+    request = Request("a", [1], SamplingParams(max_tokens=1000, stop=stop))
+    for letter in letters:
+        for token in (*gap, letter):
+            request.output.append(token)
+            reason = check(request)
+            if reason:
+                break
+        if reason:
+            break
+    assert reason is FinishReason.STOP
+    assert Pieces().decode(request.output, skip_special_tokens=True) == "xxab" + stop[4:]
+    request.finish(reason)
+    assert check.text(request) == ("xx" if stop == "ab" else "")
+
+
+def test_a_special_token_may_be_a_stop_string():
+    check = StopCheck(frozenset(), Pieces())
+    request = Request("a", [1], SamplingParams(max_tokens=9, stop="<s>"), output=[5, 6, 0])
+    assert check(request) is FinishReason.STOP

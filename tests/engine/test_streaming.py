@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -142,3 +143,57 @@ def test_an_error_reaches_the_reader_as_its_last_output(engine, prompts):
 
     (output,) = asyncio.run(scene())
     assert (output.finish_reason, output.error) == ("error", "RuntimeError: broken")
+
+
+def test_nobody_on_the_loop_waits_for_a_step(engine, prompts, alone):
+    """Requests come and go while a step of another stream is held up in its thread."""
+    run, gate, entered, waits = engine(), threading.Event(), threading.Event(), []
+    original = run._step
+
+    def held():
+        entered.set()
+        # A loop that is blocked cannot open the gate.
+        waits.append(gate.wait(5))
+        return original()
+
+    async def read(stream):
+        seen = ()
+        async for output in stream:
+            seen = output.token_ids
+        return seen
+
+    async def scene():
+        params = SamplingParams(max_tokens=NEW)
+        closed = run.stream(prompts[2], params)
+        await anext(closed)
+        run._step = held
+        first = asyncio.create_task(read(run.stream(prompts[0], params)))
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(read(run.stream(prompts[1], params)))
+        more = SamplingParams(max_tokens=3 * NEW)
+        name = run.add_request(prompts[3], more, request_id="by hand")
+        await closed.aclose()
+        with pytest.raises(ValueError, match="'by hand' exists already"):
+            run.add_request(prompts[3], params, request_id="by hand")
+        await asyncio.sleep(0)
+        assert name in run.requests and name not in run.scheduler.entries
+        gate.set()
+        return await asyncio.gather(first, second)
+
+    assert asyncio.run(scene()) == [alone(prompts[0], NEW), alone(prompts[1], NEW)]
+    assert waits[0] is True
+    while run.has_unfinished:
+        outputs = run.step()
+    assert outputs[-1].token_ids == alone(prompts[3], 3 * NEW)
+    assert run.scheduler.pool.used == 0
+    assert not run._streams._waiting
+
+
+def test_a_reader_that_leaves_while_its_output_is_delivered(engine):
+    """Its thread must not fail: the step is everybody's."""
+    streams = engine()._streams
+    streams.open("a")
+    (output,) = engine().generate([[1, 2]], SamplingParams(max_tokens=1))
+    streams.close("a")
+    assert streams.deliver(output) is output
