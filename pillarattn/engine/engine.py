@@ -91,8 +91,7 @@ class Engine:
         self._moves: list[Move] = []
         self._forks: list[str] = []
         self._added = 0
-        # Streams step in threads of their own, and nobody waits for a step to add a request: what is
-        # asked for meanwhile is done after it.
+        # Streams step in threads of their own, and nobody waits for a step to add a request.
         self._inbox, self._names = Inbox(), threading.Lock()
 
     def add_request(

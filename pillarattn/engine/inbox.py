@@ -1,4 +1,4 @@
-"""Work for an engine that may be in the middle of a step: nobody waits for the step to hand it in."""
+"""Work for an engine that may be in the middle of a step, handed in without waiting for its end."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from pillarattn.engine.request import FinishReason, Request
 
-
 # Characters at the start of a decoded tail that may not be those of the whole text.
 EDGE = 4
 

@@ -17,14 +17,19 @@ def test_a_task_is_done_at_once_when_nobody_steps():
 
 def test_what_is_posted_in_a_step_is_done_after_it_even_if_it_fails():
     box, done = Inbox(), []
-    with pytest.raises(MemoryError), box.stepping():
-        thread = threading.Thread(target=box.post, args=(lambda: done.append(1),))
-        thread.start()
-        thread.join(5)
-        assert not thread.is_alive(), "waited for the step"
-        box.post(lambda: done.append(2))
-        assert done == []
-        raise MemoryError
+    thread = threading.Thread(target=box.post, args=(lambda: done.append(1),))
+
+    def fails():
+        with box.stepping():
+            thread.start()
+            thread.join(5)
+            assert not thread.is_alive(), "waited for the step"
+            box.post(lambda: done.append(2))
+            assert done == []
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        fails()
     assert done == [1, 2]
 
 
