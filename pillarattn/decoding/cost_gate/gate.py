@@ -1,0 +1,241 @@
+"""The cost gate: speculation as far as it pays on the model at hand, plain decoding elsewhere."""
+
+from __future__ import annotations
+
+from pillarattn.decoding.cost_gate.choice import Choice, ObservedRound
+from pillarattn.decoding.cost_gate.outlook import Outlook, Prospect
+
+KS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+SS = (0.02, 0.05, 0.1, 0.2)
+MAX_K = max(KS)
+# Where `s="auto"` begins.
+FIRST_S = 0.05
+FIRST_K = 2
+# Plain steps that are timed first, and rounds that are tried then: the first of each may compile.
+WARM_STEPS = 3
+WARM_ROUNDS = 2
+# Rounds that a choice holds for.
+PLAIN_HOLD = 16
+SPECULATIVE_HOLD = 4
+PROBE_HOLD = 2
+# How much better another setting must be.
+GAIN = 1.03
+# Time that trials may lose against the best known setting: a share of all, and plain steps.
+TRIAL_SHARE = 0.012
+TRIAL_STEPS = 3.0
+# Plain steps before the next trial; doubles with each that fails.
+FIRST_WAIT = 32
+LAST_WAIT = 1024
+# Growth of the context that calls for another look.
+GROWTH = 1.15
+NEIGHBOUR_EVERY = 8
+PLAIN_EVERY = 64
+# A generation that ends before this many tokens more is not worth a trial.
+LEAST_ROOM = 64
+
+
+class CostGate:
+    """Compares tokens a second of every (k, s) with those of plain decoding, and tries what it must.
+
+    Times are measured on the rounds themselves: plain steps, draft steps by share, and the rest of
+    a round by k, each as a function of the context. Acceptance is counted by position. A trial (of
+    speculation while decoding plainly, of neighbours while speculating) may lose no more than a
+    small share of the time so far, so that a long run stays close to the best setting known.
+
+    Args:
+        ks: drafts a round to choose from, ascending, each >= 1.
+        ss: shares to choose from, ascending.
+        min_budget: keys that drafts may always read.
+
+    Raises:
+        ValueError: there is nothing to choose from.
+    """
+
+    def __init__(
+        self, ks: tuple[int, ...] = KS, ss: tuple[float, ...] = SS, min_budget: int = 128
+    ) -> None:
+        if not ks or min(ks) < 1 or not ss or not 0 < min(ss) <= max(ss) <= 1:
+            raise ValueError(
+                f"a gate chooses from ks >= 1 and shares 0 < s <= 1, got ks={ks!r}, ss={ss!r}"
+            )
+        self.outlook = Outlook(tuple(ks), tuple(ss), min_budget)
+        self.choice = Choice(0, self._first_s(), 1, "measure plain")
+        self._elapsed = 0.0
+        self._lost = 0.0
+        # Seconds a token of the setting that a trial is measured against; None: no trial runs.
+        self._reference: float | None = None
+        self._rounds = 0
+        self._plain_since = 0
+        self._wait = FIRST_WAIT
+        self._tried_at = 0
+        self._since_neighbour = 0
+        self._since_plain = 0
+        self._base: Choice | None = None
+
+    def _first_s(self) -> float:
+        return min(self.outlook.ss, key=lambda s: abs(s - FIRST_S))
+
+    @property
+    def lost_seconds(self) -> float:
+        """Seconds that trials have lost so far against the best setting known."""
+        return self._lost
+
+    def choose(self, length: int, room: int) -> Choice:
+        """Return how to decode the coming rounds; see `Gate`."""
+        self._reference = None
+        self.choice = self._next(length, room)
+        return self.choice
+
+    def observe(self, done: ObservedRound) -> None:
+        """Learn times and acceptance from a round."""
+        costs = self.outlook.costs
+        if done.k == 0:
+            self._plain_since += 1
+            self._since_plain = 0
+            if done.is_usual:
+                costs.add_plain(done.length, done.seconds)
+        else:
+            self._rounds += 1
+            self._since_neighbour += 1
+            self._since_plain += 1
+            rest = max(done.seconds - done.draft_seconds, 0.0)
+            if done.is_usual:
+                costs.add_round(done.k, done.s, done.length, draft=done.draft_seconds, rest=rest)
+            self.outlook.add_acceptance(done.k, done.s, list(done.accepted))
+        seconds = self._usual_seconds(done)
+        self._elapsed += seconds
+        if self._reference is not None and done.accepted:
+            tokens = 1 + sum(done.accepted) / len(done.accepted)
+            self._lost += max(0.0, seconds - tokens * self._reference)
+
+    def _usual_seconds(self, done: ObservedRound) -> float:
+        """Return a round's time, cut where a stall would make it a trial's whole fault."""
+        costs = self.outlook.costs
+        if not costs.plain.count:
+            return done.seconds
+        usual = costs.plain.at(done.length)
+        if done.k and costs.measured(done.k, done.s):
+            usual = costs.round_seconds(done.k, done.s, done.length)
+        return min(done.seconds, 2.0 * usual)
+
+    def _next(self, length: int, room: int) -> Choice:
+        costs = self.outlook.costs
+        if costs.plain.count < WARM_STEPS:
+            return self._plain(length, WARM_STEPS - costs.plain.count, "measure plain")
+        if room < LEAST_ROOM and self.choice.k == 0:
+            return self._plain(length, room, "too few tokens left")
+        if self._rounds < WARM_ROUNDS:
+            return self._first_trial(length)
+        plain = self.outlook.plain_rate(length)
+        prospects = self.outlook.prospects(length)
+        best = max(prospects, key=lambda one: one.rate)
+        # A trial counts as what was running before it.
+        running = self._base or self.choice
+        if running.k == 0:
+            return self._from_plain(length, plain, prospects, best)
+        return self._from_speculation(length, plain, prospects, best, running)
+
+    def _first_trial(self, length: int) -> Choice:
+        self._base = self._plain(length, 1, "measure plain")
+        self._tried_at = length
+        self._reference = 1.0 / self.outlook.plain_rate(length)
+        k = min(self.outlook.ks, key=lambda one: abs(one - FIRST_K))
+        plain = self.outlook.plain_rate(length)
+        s = min(self.outlook.shares(length), key=lambda one: abs(one - FIRST_S))
+        return Choice(k, s, 1, "first probe", None, plain)
+
+    def _from_plain(
+        self, length: int, plain: float, prospects: list[Prospect], best: Prospect
+    ) -> Choice:
+        """Go over to speculation, try it, or stay."""
+        if best.rate > plain * GAIN:
+            self._settle()
+            return self._speculate(best, plain, "speculation pays")
+        if max(one.best_rate for one in prospects) <= plain:
+            return self._plain(length, PLAIN_HOLD, "no draft can pay")
+        hoped = max(prospects, key=lambda one: one.hoped_rate)
+        loss = hoped.seconds - hoped.tokens / plain
+        goes_on = self._base is not None and hoped.hoped_rate > plain * GAIN
+        is_due = self._plain_since >= self._wait or length > self._tried_at * GROWTH
+        if (goes_on or is_due) and self._affords(PROBE_HOLD * loss, length):
+            if not goes_on:
+                self._wait = min(self._wait * 2, LAST_WAIT)
+                if length > self._tried_at * GROWTH:
+                    self._wait = FIRST_WAIT
+            self._tried_at = length
+            self._plain_since = 0
+            self._base = self._plain(length, 1, "speculation does not pay")
+            self._reference = 1.0 / plain
+            return self._speculate(hoped, plain, "probe", PROBE_HOLD)
+        self._base = None
+        return self._plain(length, PLAIN_HOLD, "speculation does not pay")
+
+    def _from_speculation(
+        self, length: int, plain: float, prospects: list[Prospect], best: Prospect, running: Choice
+    ) -> Choice:
+        """Stay, move to another setting, try a neighbour, or give up."""
+        self._base = None
+        if best.rate < plain:
+            self._plain_since = 0
+            self._tried_at = length
+            return self._plain(length, PLAIN_HOLD, "speculation does not pay")
+        now = next((p for p in prospects if (p.k, p.s) == (running.k, running.s)), best)
+        if best.rate > now.rate * GAIN:
+            now = best
+        settled = self._speculate(now, plain, "speculation pays")
+        if self._plain_is_old(length) and self._affords(1 / plain - 1 / now.rate, length):
+            self._base = settled
+            self._reference = 1.0 / now.rate
+            return self._plain(length, 1, "measure plain again")
+        if self._since_neighbour >= NEIGHBOUR_EVERY:
+            self._since_neighbour = 0
+            other = self._neighbour(now, prospects)
+            if other is not None:
+                loss = other.seconds - other.tokens / now.rate
+                if self._affords(PROBE_HOLD * loss, length):
+                    self._base = settled
+                    self._reference = 1.0 / now.rate
+                    return self._speculate(other, plain, "probe a neighbour", PROBE_HOLD)
+        return settled
+
+    def _neighbour(self, now: Prospect, prospects: list[Prospect]) -> Prospect | None:
+        """Return the setting beside `now` that may be better, the most promising one."""
+        ks, ss = self.outlook.ks, self.outlook.ss
+        at_k, at_s = ks.index(now.k), ss.index(now.s)
+        near = [
+            one
+            for one in prospects
+            if (one.k, one.s) != (now.k, now.s)
+            and abs(ks.index(one.k) - at_k) <= 2
+            and abs(ss.index(one.s) - at_s) <= 1
+            and one.hoped_rate > now.rate
+        ]
+        known = self.outlook.costs.measured
+
+        def promise(one: Prospect) -> float:
+            # The times of what never ran are guessed too.
+            return one.hoped_rate * (1.0 if known(one.k, one.s) else GAIN)
+
+        return max(near, key=promise, default=None)
+
+    def _plain_is_old(self, length: int) -> bool:
+        known = self.outlook.costs.plain.last_length
+        return length > known * GROWTH or self._since_plain >= PLAIN_EVERY
+
+    def _affords(self, loss: float, length: int) -> bool:
+        step = 1.0 / self.outlook.plain_rate(length)
+        return self._lost + max(loss, 0.0) <= TRIAL_SHARE * self._elapsed + TRIAL_STEPS * step
+
+    def _settle(self) -> None:
+        self._base = None
+        self._wait = FIRST_WAIT
+
+    def _plain(self, length: int, rounds: int, reason: str) -> Choice:
+        rate = self.outlook.plain_rate(length) if self.outlook.costs.plain.count else None
+        return Choice(0, self.choice.s, max(rounds, 1), reason, rate, rate)
+
+    @staticmethod
+    def _speculate(
+        one: Prospect, plain: float, reason: str, rounds: int = SPECULATIVE_HOLD
+    ) -> Choice:
+        return Choice(one.k, one.s, rounds, reason, one.rate, plain)
