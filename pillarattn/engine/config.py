@@ -34,6 +34,8 @@ class EngineConfig:
         admission: "optimistic" admits what fits now; "reserve" what fits at its full length.
         eviction: who makes room: "fifo", "lifo", "shortest", "lru" or "heat".
         offload_chunk: tokens that move to or from the host at a time.
+        prefix_cache: let requests share the full pages with which their texts begin alike, also
+            after the one that computed them has ended, until the room is needed.
         seed: of the seeds of requests that bring none; None draws them at random.
         preflight: compare a pass of packed requests with plain passes before the first one.
 
@@ -53,6 +55,7 @@ class EngineConfig:
     admission: str = "optimistic"
     eviction: str = "lifo"
     offload_chunk: int = 1024
+    prefix_cache: bool = True
     seed: int | None = None
     preflight: bool = True
 

@@ -11,7 +11,7 @@ from pillarattn.datatypes import Draft, Phase, Selection
 from pillarattn.decoding.drafters.ngram import NgramDrafter, look_up
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.decoding.history import History
-from pillarattn.engine.block_pool import BlockTable
+from pillarattn.engine.block_table import BlockTable
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView
 from pillarattn.engine.request import Request
@@ -66,6 +66,7 @@ class RequestDecoder:
         self.view = RequestView(cache, reads_keys=strategy.needs_keys or strategy.needs_values)
         seed_rows = (strategy.seed_rows or self.k + 1) if self._selects else 0
         self.seeds = StepState(Phase.PREFILL, seed_rows=seed_rows)
+        self._filling = self._filled = 0
         self._selections: dict[int, Selection] = {}
         self._drafts: list[int] = []
         self._emitted = 0
@@ -76,6 +77,11 @@ class RequestDecoder:
         """Committed tokens; the newest has no keys yet."""
         return self.history.lengths[0]
 
+    @property
+    def fresh(self) -> int:
+        """Rows at the prompt's end that it must compute itself: for logits, and to choose keys."""
+        return max(1, self.seeds.seed_rows)
+
     def forget_drafts(self) -> None:
         """Start the round again; the next draft is the first one."""
         self._drafts = []
@@ -85,9 +91,10 @@ class RequestDecoder:
         ids = self.history.ids[0, start : start + tokens].tolist()
         segment = self._segment(Phase.VERIFY, ids, start, table)
         segment.keep = 1 if emits else 0
-        if start == 0:
-            # Dropped half-way, it begins again.
+        if start not in (self._filled, self._filling):
+            # It begins again, dropped half-way, or goes on behind pages that it found.
             self.seeds.seeds.clear()
+        self._filling, self._filled = start, start + tokens
         if self.seeds.seed_rows and start < len(self.request.prompt) and not self._emitted:
             segment.seeds = self.seeds
         return segment

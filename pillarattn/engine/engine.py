@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pillarattn.decoding.generator import SelfSpeculativeGenerator
-from pillarattn.engine.block_pool import Move
+from pillarattn.engine.block_table import Move
 from pillarattn.engine.config import EngineConfig
-from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.inbox import Inbox
+from pillarattn.engine.intake import Intake
 from pillarattn.engine.offline import generate
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.prompts import (
     Prompt,
-    check_request,
     eos_tokens,
-    filled,
-    sample_seed,
     token_ids,
 )
-from pillarattn.engine.request import FinishReason, Request, RequestOutput, SamplingParams
+from pillarattn.engine.request import FinishReason, RequestOutput, SamplingParams
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler, StepPlan
 from pillarattn.engine.shared_prompts import SharedPrompts
@@ -74,15 +68,10 @@ class Engine:
             preflight=self.config.preflight,
         )
         self.model = self.runner.model
-        self.requests: dict[str, Request] = {}
-        self._decoders: dict[str, RequestDecoder] = {}
-        self._shared = SharedPrompts()
-        self._noise = torch.Generator()
-        if self.config.seed is None:
-            self._noise.seed()
-        else:
-            self._noise.manual_seed(self.config.seed)
         self._stop = StopCheck(eos_tokens(self.model), tokenizer)
+        self._shared = SharedPrompts()
+        self._intake = Intake(self.config, self.runner, self.scheduler, self._shared, self._stop)
+        self.requests, self._decoders = self._intake.requests, self._intake.decoders
         self._streams = StreamDriver(self.step)
         self.last_plan = StepPlan()
         self.stats = EngineStats()
@@ -90,9 +79,8 @@ class Engine:
         # What plans said and a step that raised has not done yet.
         self._moves: list[Move] = []
         self._forks: list[str] = []
-        self._added = 0
         # Streams step in threads of their own, and nobody waits for a step to add a request.
-        self._inbox, self._names = Inbox(), threading.Lock()
+        self._inbox = Inbox()
 
     def add_request(
         self,
@@ -118,48 +106,9 @@ class Engine:
                 tokenizer, or the id is taken. Nothing was added then.
         """
         ids = token_ids(prompt, self.tokenizer)
-        with self._names:
-            params = filled(params or SamplingParams(), self.config, self._noise)
-            samples = self._samples(ids, params, request_id, priority)
-        self._inbox.post(lambda: self._enqueue(samples))
+        samples = self._intake.make(ids, params or SamplingParams(), request_id, priority)
+        self._inbox.post(lambda: self._intake.enqueue(samples))
         return samples[0]
-
-    def _samples(
-        self, ids: list[int], params: SamplingParams, request_id: str | None, priority: int
-    ) -> list[str]:
-        """Make the requests of all samples and return their ids, or change nothing."""
-        name = f"request-{self._added}" if request_id is None else request_id
-        check_request(
-            name, ids, params, model=self.model, tokenizer=self.tokenizer,
-            max_length=self.config.max_length,
-        )  # fmt: skip
-        self.scheduler.check_fits(name, prompt=len(ids), max_tokens=params.max_tokens)
-        names = [name, *(f"{name}.{i}" for i in range(1, params.n))]
-        for taken in names:
-            if taken in self.requests:
-                raise ValueError(f"request {taken!r} exists already; choose another id")
-        requests = [
-            Request(sample, list(ids), replace(params, n=1, seed=sample_seed(params.seed, i)),
-                    priority, None if i == 0 else name)
-            for i, sample in enumerate(names)
-        ]  # fmt: skip
-        self._decoders |= {request.id: self._decoder(request) for request in requests}
-        self.requests |= {request.id: request for request in requests}
-        self._added += 1
-        return names
-
-    def _enqueue(self, names: list[str]) -> None:
-        """Hand the samples of a prompt to the scheduler."""
-        root = names[0] if len(names) > 1 else None
-        for name in names:
-            request = self.requests[name]
-            self.scheduler.add(
-                name, prompt=len(request.prompt), max_tokens=request.params.max_tokens,
-                k=request.params.k or 0, priority=request.priority, root=root,
-                proposes=self._decoders[name].proposes,
-            )  # fmt: skip
-            if root is not None:
-                self._shared.join(name, root)
 
     def abort(self, request_id: str) -> RequestOutput:
         """End a request and return what it has come to, after the step that another thread runs.
@@ -179,6 +128,15 @@ class Engine:
             for name in list(self.requests):
                 self.abort(name)
             self._late.clear()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the pages of requests that have ended, and share none of those that run.
+
+        An engine without requests sees for itself that weights or adapters have changed; call this
+        where they change in the middle of requests.
+        """
+        with self._inbox.held():
+            self.scheduler.forget_pages()
 
     def reset_stats(self) -> None:
         """Start counting anew."""
@@ -362,19 +320,7 @@ class Engine:
 
     def _finished(self, name: str, new: Sequence[int] = ()) -> RequestOutput:
         """Take a request out of everything, and return its last output."""
-        request = self.requests.pop(name)
+        request = self._intake.remove(name)
         self.stats.ended(request)
-        del self._decoders[name]
-        self.scheduler.remove(name)
-        self._shared.leave(name)
         request.text = self._stop.text(request)
         return self._streams.deliver(request.result(new))
-
-    def _decoder(self, request: Request) -> RequestDecoder:
-        pillar = self.config.pillar
-        generator = SelfSpeculativeGenerator.from_config(
-            replace(pillar, k=request.params.k or 0, s=request.params.s or pillar.s)
-        )
-        return RequestDecoder(
-            request, generator, self.runner.cache, device=self.runner.device, stop=self._stop
-        )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pillarattn.engine.block_pool import BlockPool, BlockTable, Move, PoolExhaustedError
+from pillarattn.engine.block_pool import BlockPool, PoolExhaustedError
+from pillarattn.engine.block_table import BlockTable, Move
 from pillarattn.engine.eviction import Candidate, EvictionPolicy
+from pillarattn.engine.page_names import PageNames
 from pillarattn.engine.phases import Progress
 from pillarattn.engine.request import RequestState
 
@@ -33,6 +35,9 @@ class Entry:
         evicted: number of its eviction; -1 while it runs.
         last_read: step in which all of its keys were last read.
         heat: what the last verify pass paid to each of its blocks, if that was measured.
+        names: of its full pages, by which others find them and it those of others; None: neither.
+        named: pages that have their names in the pool.
+        fresh: tokens at the prompt's end that it computes itself in any case, >= 1.
     """
 
     request_id: str
@@ -53,6 +58,9 @@ class Entry:
     evicted: int = -1
     last_read: int = 0
     heat: tuple[float, ...] = ()
+    names: PageNames | None = None
+    named: int = 0
+    fresh: int = 1
 
     @property
     def prefill_target(self) -> int:
@@ -63,6 +71,11 @@ class Entry:
     def tokens_next(self) -> int:
         """Tokens that it has in the pool after its next draft or verify pass."""
         return self.cached + self.progress.drafted + 1
+
+    @property
+    def shareable(self) -> int:
+        """Tokens that its prefill may take from others: the last ones it computes itself."""
+        return self.prefill_target - (1 if self.is_resumed else self.fresh)
 
     def start_round(self) -> None:
         """Forget drafts and set how many the coming round may have."""
@@ -126,6 +139,43 @@ class KVManager:
                         break
         return failed
 
+    def found(self, entry: Entry) -> list[int]:
+        """Return the blocks of other requests that hold what a prompt needs next."""
+        size, page, blocks = self.pool.block_size, entry.cached // self.pool.block_size, []
+        while entry.names is not None and entry.cached % size == 0:
+            if (page + 1) * size > entry.shareable:
+                break
+            block = self.pool.find(entry.names[page])
+            if block is None:
+                break
+            blocks.append(block)
+            page += 1
+        return blocks
+
+    def missing_page(self, entry: Entry) -> bytes | None:
+        """Return the name of the page that a prompt computes next and could take from others."""
+        size = self.pool.block_size
+        if entry.names is None or entry.cached % size or entry.cached + size > entry.shareable:
+            return None
+        return entry.names[entry.cached // size]
+
+    def share(self, entry: Entry) -> int:
+        """Let a prompt go on from what is found; return how many tokens that spares it."""
+        size, blocks = self.pool.block_size, self.found(entry)
+        for block in blocks:
+            entry.table.adopt(self.pool, entry.cached // size, block)
+            entry.cached += size
+        return len(blocks) * size
+
+    def name_pages(self, entry: Entry) -> None:
+        """Let others find the full pages of a request whose keys have been computed."""
+        pages = entry.cached // self.pool.block_size
+        if entry.names is None or pages <= entry.named:
+            return
+        for page, block in enumerate(entry.table.resident()[entry.named : pages], entry.named):
+            self.pool.name_content(block, entry.names[page])
+        entry.named = pages
+
     def round_room(self, entries: Iterable[Entry]) -> int:
         """Return the blocks that one more round of each of `entries` may take.
 
@@ -180,6 +230,7 @@ class KVManager:
             return None
         if blocks:
             self.moves.append(entry.table.move_in(self.pool, self.host, blocks, entry.request_id))
+            entry.named = min(entry.named, blocks[0])
         if entry.table.on_host:
             return None
         entry.state, entry.evicted = RequestState.DECODE, -1
@@ -191,7 +242,8 @@ class KVManager:
         entry.table.release(self.pool, self.host)
         # Drafts and K/V are gone; the tokens stay, and the newest of them is fed again.
         entry.is_resumed |= entry.state in (RequestState.DECODE, RequestState.OFFLOADED)
-        entry.cached, entry.evicted, entry.state = 0, -1, RequestState.WAITING
+        entry.cached, entry.named, entry.evicted = 0, 0, -1
+        entry.state = RequestState.WAITING
         entry.start_round()
         self.dropped.append(entry)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import RowLengths
-from pillarattn.engine.block_pool import BlockTable, Move
+from pillarattn.engine.block_table import BlockTable, Move
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.patch.cache_adapter import ORIGIN
 from pillarattn.patch.cache_layers import PillarCacheLayer

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pillarattn.engine.block_pool import BlockPool, Move
+from pillarattn.engine.block_pool import BlockPool
+from pillarattn.engine.block_table import Move
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.kv_manager import Entry, KVManager
+from pillarattn.engine.page_names import PageNames
 from pillarattn.engine.phases import PHASE_POLICIES
 from pillarattn.engine.request import RequestState
 
@@ -78,6 +80,7 @@ class StepPlan:
         interrupted: requests whose drafts are void, since they stopped or were dropped.
         failed: requests for which there is no room, even alone.
         forks: (child, source): children whose prompt is there already, since they share it.
+        shared: (request, tokens): prompts that found pages of others and go on behind them.
         prefills: chunks of prompts.
         drafts: requests that draft one token.
         verifies: requests that verify, and the rows of each: the newest token and its drafts.
@@ -88,6 +91,7 @@ class StepPlan:
     interrupted: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     forks: tuple[tuple[str, str], ...] = ()
+    shared: tuple[tuple[str, int], ...] = ()
     prefills: tuple[PrefillChunk, ...] = ()
     drafts: tuple[str, ...] = ()
     verifies: tuple[tuple[str, int], ...] = ()
@@ -134,7 +138,8 @@ class Scheduler:
 
     def add(
         self, request_id: str, *, prompt: int, max_tokens: int, k: int, priority: int = 0,
-        root: str | None = None, proposes: bool = False,
+        root: str | None = None, proposes: bool = False, names: PageNames | None = None,
+        fresh: int = 1,
     ) -> None:  # fmt: skip
         """Put a request into the queue.
 
@@ -146,6 +151,8 @@ class Scheduler:
             priority: smaller comes first.
             root: name of the group whose prompt it shares; the first of them computes it.
             proposes: whether its drafts are reported by `proposed`, and take no steps.
+            names: of its pages, to share full ones with requests that begin alike; None: none.
+            fresh: tokens at the end of the prompt that it computes itself in any case, >= 1.
 
         Raises:
             ValueError: the name is taken, or the request could not fit even alone.
@@ -155,7 +162,8 @@ class Scheduler:
         self.check_fits(request_id, prompt=prompt, max_tokens=max_tokens)
         self.entries[request_id] = Entry(
             request_id, length=prompt, limit=prompt + max_tokens, k=k, priority=priority,
-            arrival=self._arrivals, root=root, prompt=prompt, proposes=proposes,
+            arrival=self._arrivals, root=root, prompt=prompt, proposes=proposes, names=names,
+            fresh=fresh,
         )  # fmt: skip
         self._arrivals += 1
 
@@ -173,6 +181,7 @@ class Scheduler:
         """Return the next step, and take the room that it needs."""
         self.step += 1
         self.kv.begin_step()
+        self._shared: dict[str, int] = {}
         everybody = list(self.entries.values())
         failed = self.kv.grow(self._in(RequestState.DECODE), everybody)
         forks: list[tuple[str, str]] = []
@@ -184,12 +193,14 @@ class Scheduler:
                 forks = self._admit()
         ready = [e for e in self._in(RequestState.DECODE) if e not in failed]
         phases = self.phases.split([e.progress for e in ready])
+        prefills = self._chunks()
         return StepPlan(
             moves=tuple(self.kv.moves),
             interrupted=tuple(sorted({e.request_id for e in (*self.kv.stopped, *self.kv.dropped)})),
             failed=tuple(e.request_id for e in failed),
             forks=tuple(forks),
-            prefills=tuple(self._chunks()),
+            shared=tuple((name, tokens) for name, tokens in self._shared.items() if tokens),
+            prefills=tuple(prefills),
             drafts=tuple(p.request_id for p in phases.drafts),
             verifies=tuple((p.request_id, p.verify_rows) for p in phases.verifies),
             idle=tuple(p.request_id for p in phases.idle),
@@ -216,12 +227,14 @@ class Scheduler:
         entry.last_read = self.step
         entry.heat = heat
         entry.table.trim(self.pool, entry.cached)
+        self.kv.name_pages(entry)
         entry.start_round()
 
     def prefilled(self, request_id: str, tokens: int) -> None:
         """Report that `tokens` more of a prompt are in the pool; the last ones start decoding."""
         entry = self.entries[request_id]
         entry.cached += tokens
+        self.kv.name_pages(entry)
         if entry.cached == entry.prefill_target:
             self._start_decoding(entry)
 
@@ -232,6 +245,13 @@ class Scheduler:
     def remove(self, request_id: str) -> None:
         """Forget a request, whatever its state, and free what it holds."""
         self.entries.pop(request_id).table.release(self.pool, self.host)
+
+    def forget_pages(self) -> None:
+        """Let no request find pages that were computed before; running ones keep theirs."""
+        self.pool.forget_contents()
+        for entry in self.entries.values():
+            # What they have computed so far is not to be found later either.
+            entry.names = None
 
     def check(self) -> None:
         """Raise `RuntimeError` unless both pools are conserved and every block has its users."""
@@ -264,12 +284,17 @@ class Scheduler:
             if source is entry:
                 # Its prompt is on the way: the others need not wait for that.
                 continue
-            shared = 0 if source is None else entry.prompt // self.pool.block_size
+            if source is None:
+                # Kept blocks are free until they are shared.
+                shared = sum(self.pool.users(block) > 0 for block in self.kv.found(entry))
+            else:
+                shared = entry.prompt // self.pool.block_size
             needed = self.pool.blocks_for(entry.prefill_target) - shared
             needed += self.kv.round_room([*active, entry]) if active else 0
             if self.pool.free < needed or not self._has_reserve(entry, active):
                 break
             if source is None:
+                self._share(entry)
                 entry.table.reserve(self.pool, entry.prefill_target)
             else:
                 entry.table, move = source.table.fork(self.pool, entry.prompt, entry.request_id)
@@ -297,12 +322,27 @@ class Scheduler:
         full = sum(self.pool.blocks_for(e.limit - 1) for e in (*active, entry))
         return full <= self.pool.num_blocks
 
+    def _share(self, entry: Entry) -> None:
+        tokens = self.kv.share(entry)
+        self._shared[entry.request_id] = self._shared.get(entry.request_id, 0) + tokens
+
     def _chunks(self) -> list[PrefillChunk]:
-        budget, chunks = self.config.prefill_chunk, []
+        """Return what is computed of prompts; of equal pages the first request computes each."""
+        budget, chunks, size = self.config.prefill_chunk, [], self.pool.block_size
+        coming: set[bytes] = set()
         for entry in self._in(RequestState.PREFILL):
-            tokens = min(budget, entry.prefill_target - entry.cached)
+            # Others may have gone on since it came in.
+            self._share(entry)
+            page, target = entry.cached // size, entry.prefill_target
+            if self.kv.missing_page(entry) in coming:
+                # The pass of this step makes it: it will be found in the next one.
+                continue
+            tokens = min(budget, target - entry.cached)
             if tokens > 0:
-                last = entry.cached + tokens == entry.prefill_target
+                end = entry.cached + tokens
+                if entry.names is not None:
+                    coming |= {entry.names[i] for i in range(page, end // size)}
+                last = end == target
                 chunks.append(
                     PrefillChunk(
                         entry.request_id, entry.cached, tokens, last, last and not entry.is_resumed

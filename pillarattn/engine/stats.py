@@ -25,6 +25,7 @@ class EngineStats:
         interrupted: times that a request lost its drafts because it stopped or was dropped.
         blocks_out, blocks_in, blocks_copied: blocks moved to the host, back, and for a fork.
         forks: samples that took a prompt which was there already.
+        shared_tokens: prompt tokens that were not computed, since a page of them was found.
     """
 
     steps: int = 0
@@ -43,6 +44,7 @@ class EngineStats:
     blocks_in: int = 0
     blocks_copied: int = 0
     forks: int = 0
+    shared_tokens: int = 0
 
     @property
     def acceptance_rate(self) -> float:
@@ -63,6 +65,7 @@ class EngineStats:
         """Count what a plan did before its forward pass."""
         self.interrupted += len(plan.interrupted)
         self.forks += len(plan.forks)
+        self.shared_tokens += sum(tokens for _, tokens in plan.shared)
         for move in plan.moves:
             name = {"out": "blocks_out", "in": "blocks_in", "copy": "blocks_copied"}[move.kind]
             setattr(self, name, getattr(self, name) + len(move.sources))

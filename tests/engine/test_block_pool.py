@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from pillarattn.engine.block_pool import BlockPool, BlockTable, PoolExhaustedError
+from pillarattn.engine.block_pool import BlockPool, PoolExhaustedError
+from pillarattn.engine.block_table import BlockTable
 
 
 def test_only_known_block_sizes():
@@ -81,6 +82,47 @@ def test_logical_blocks_survive_a_trip_to_the_host_in_any_order():
     assert host.used == 0
 
 
+def test_named_blocks_are_kept_until_their_room_is_needed():
+    pool = BlockPool(4, 16)
+    blocks = pool.allocate(3)
+    for block in blocks:
+        pool.name_content(block, b"%d" % block)
+    pool.name_content(blocks[0], b"another")
+    assert pool.find(b"another") is None
+    for block in blocks:
+        pool.release(block)
+    assert (pool.free, pool.used, pool.kept) == (4, 0, 3)
+    pool.share(blocks[0])
+    assert (pool.free, pool.kept, pool.users(blocks[0])) == (3, 2, 1)
+    # The free one, then the one that was left first.
+    assert pool.allocate(2) == [3, blocks[1]]
+    assert [pool.find(b"%d" % block) for block in blocks] == [blocks[0], None, blocks[2]]
+    pool.check()
+    pool.forget_contents()
+    assert (pool.free, pool.kept, pool.find(b"0")) == (1, 0, None)
+    pool.release(blocks[0])
+    assert (pool.free, pool.kept) == (2, 0)
+    with pytest.raises(ValueError, match="it holds nothing"):
+        pool.name_content(blocks[0], b"x")
+    pool.check()
+
+
+def test_a_found_block_takes_the_place_of_an_own_one():
+    pool, table, other = BlockPool(8, 16), BlockTable(), BlockTable()
+    table.reserve(pool, 48)
+    other.reserve(pool, 32)
+    own = other.device[0]
+    other.adopt(pool, 0, table.device[0])
+    other.adopt(pool, 2, table.device[2])
+    assert [pool.users(b) for b in table.device] == [2, 1, 2]
+    assert pool.users(own) == 0
+    with pytest.raises(ValueError, match="or 3, got 4"):
+        other.adopt(pool, 4, table.device[1])
+    other.release(pool, BlockPool(0, 16))
+    assert pool.used == 3
+    pool.check()
+
+
 def test_a_move_that_cannot_be_made_changes_nothing():
     pool, host, table = BlockPool(2, 1), BlockPool(1, 1, name="host"), BlockTable()
     table.reserve(pool, 2)
@@ -147,6 +189,22 @@ class Tables(RuleBasedStateMachine):
         blocks = table.on_host[:count]
         if len(blocks) <= self.pool.free:
             table.move_in(self.pool, self.host, blocks, "t")
+
+    @rule(table=tables, index=st.integers(0, 6), name=st.integers(0, 5))
+    def name(self, table, index, name):
+        if index < len(table) and table.device[index] is not None:
+            self.pool.name_content(table.device[index], b"%d" % name)
+
+    @rule(table=tables, name=st.integers(0, 5))
+    def find(self, table, name):
+        block = self.pool.find(b"%d" % name)
+        if block is not None and block not in table.device:
+            table.adopt(self.pool, len(table), block)
+
+    @rule()
+    def forget(self):
+        self.pool.forget_contents()
+        assert self.pool.kept == 0
 
     @rule(table=consumes(tables))
     def release(self, table):

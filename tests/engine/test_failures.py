@@ -258,17 +258,19 @@ class Session(RuleBasedStateMachine):
 
     @rule(
         target=names, size=st.integers(1, 40), new=st.integers(1, 30), n=st.integers(1, 3),
-        fails=st.none() | st.integers(1, 40), k=st.integers(0, 4),
+        fails=st.none() | st.integers(1, 40), k=st.integers(0, 4), begins=st.integers(0, 2),
     )  # fmt: skip
-    def add(self, size, new, n, fails, k):
+    def add(self, size, new, n, fails, k, begins):
         processors = [] if fails is None else [Raises(fails)]
         params = SamplingParams(
             max_tokens=new, n=n, temperature=float(n > 1), k=k, logits_processors=processors
         )
-        name = self.engine.add_request([size] * size, params, request_id=f"r{self.count}")
+        # Many begin with the same pages.
+        prompt = [7] * (16 * begins) + [size] * max(1, size - 16 * begins)
+        name = self.engine.add_request(prompt, params, request_id=f"r{self.count}")
         self.count += 1
         if n == 1:
-            self.greedy[name] = [size] * size
+            self.greedy[name] = prompt
         self.live |= {name, *(f"{name}.{i}" for i in range(1, n))}
         return name
 
