@@ -70,8 +70,8 @@ def ladder_cells(layer_weights: list[float] | None) -> list[list[Cell]]:
         Cell("all features, even budget", forecast(budget="even")),
         Cell("forecast", forecast()),
         Cell("forecast, layer weights", best),
-        Cell("forecast, layer weights, equal bytes at D=128", best, s=0.0476),
-        Cell("forecast, layer weights, equal bytes at D=64", best, s=0.045),
+        Cell("forecast, layer weights, equal bytes at D=128", best, s=0.0489),
+        Cell("forecast, layer weights, equal bytes at D=64", best, s=0.0478),
         Cell("oracle", "oracle"),
     ]
     ablations = [
@@ -82,6 +82,8 @@ def ladder_cells(layer_weights: list[float] | None) -> list[list[Cell]]:
         Cell("forecast without spreads", forecast(features=without("spread_now", "spread_last"))),
         Cell("forecast without spread_last", forecast(features=without("spread_last"))),
         Cell("forecast with every feature", forecast(features=(*EVERY, "last", "spread_average"))),
+        Cell("forecast, 32-bit state", forecast(state_bits=32)),
+        Cell("forecast that learns every round", forecast(learn_every=1)),
     ]
     elsewhere = [
         Cell(label, strategy, k, s)

@@ -9,13 +9,17 @@ from pillarattn.modules.strategies.request import SelectionRequest
 
 
 class PositionHistory:
-    """One fp32 number for each (layer, row, KV head, position) of a generation.
+    """One number for each (layer, row, KV head, position) of a generation.
 
     What lies at or past a row's length is forgotten at each access, so that a position that was
     rolled back and written again starts from 0.
+
+    Args:
+        dtype: of the numbers; what is written is converted to it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
         self._values: dict[tuple[int, ...], Tensor] = {}
         self._lengths: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -31,8 +35,7 @@ class PositionHistory:
             ValueError: the rows are not those of the generation so far.
         """
         rows, heads, size = request.lengths.shape[0], request.kv_heads, request.max_length
-        # The default dtype is the caller's, who may have set it to that of a model.
-        out = torch.zeros(rows, heads, size, dtype=torch.float32, device=request.lengths.device)
+        out = torch.zeros(rows, heads, size, dtype=self.dtype, device=request.lengths.device)
         known = self._values.get(request.layer_indices)
         if known is not None:
             if known.shape[:2] != out.shape[:2]:
@@ -48,7 +51,7 @@ class PositionHistory:
 
     def write(self, request: SelectionRequest, values: Tensor) -> None:
         """Remember `values` `[R, Hkv, S]`, replacing what was there."""
-        self._keep(request, request.committed(values.float()))
+        self._keep(request, request.committed(values.to(self.dtype)))
 
     def known_lengths(self, request: SelectionRequest) -> tuple[int, ...]:
         """Return how many tokens of each row the last access covered; 0 before the first one."""

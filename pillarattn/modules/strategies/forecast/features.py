@@ -18,6 +18,8 @@ SPREAD_DECAY = 0.8
 # What one round leaves of the running mean and of the running maximum.
 AVERAGE_DECAY = 0.8
 PEAK_DECAY = 0.9
+# Largest code of a remembered mass.
+TOP_CODE = 255
 # The mass that a constant, or a key found by its token, stands for.
 CONSTANT_MASS = 1e-4
 MATCH_MASS = 1e-2
@@ -56,6 +58,19 @@ def followed(
         return KeyRecord(now, last, now, now, matches)
     average = torch.lerp(now, before.average, AVERAGE_DECAY)
     return KeyRecord(now, last, average, torch.maximum(now, PEAK_DECAY * before.peak), matches)
+
+
+def to_codes(mass: Tensor) -> Tensor:
+    """Return masses 0..1 as uint8: the fourth root in 255 steps, so that small ones keep digits.
+
+    1e-4 is kept to 4 %, 0.1 to 1 %; what is below 1.5e-11 becomes 0.
+    """
+    return (mass.clamp(0, 1).sqrt_().sqrt_() * TOP_CODE).round_().to(torch.uint8)
+
+
+def from_codes(codes: Tensor) -> Tensor:
+    """Return the masses of `to_codes`, fp32."""
+    return (codes.float() / TOP_CODE).square_().square_()
 
 
 def spread(mass: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ from pillarattn.modules.strategies.forecast.features import (
     FEATURES,
     KeyRecord,
     followed,
+    from_codes,
     stack_features,
+    to_codes,
     token_matches,
 )
 from pillarattn.modules.strategies.forecast.ridge import OnlineRidge
@@ -31,6 +33,11 @@ PRIOR = {
     "left_1": -0.04, "left_2": 0.03, "left_3": 0.08, "match": 0.045, "constant": 0.19,
 }  # fmt: skip
 REMEMBERED = ("now", "last", "average", "peak")
+# Of these, what only learning reads.
+LEARNT_FROM = ("now", "last")
+# Rounds that all learn, before only some do.
+FIRST_ROUNDS = 8
+STATE_BITS = (8, 32)
 BUDGETS = ("pooled", "even")
 # Bytes that the features of some rows may take at once.
 MEMORY = 96 * 2**20
@@ -50,10 +57,12 @@ class ForecastStrategy(RankedStrategy):
     Args:
         features: names out of `FEATURES`, at least one.
         budget: "pooled" divides the keys among a row's layers and heads; "even" gives each its own.
-        forget: what a round leaves of what was learnt, 0 < forget <= 1.
+        forget: what a round that learns leaves of what was learnt before, 0 < forget <= 1.
         ridge: pull towards `PRIOR`, > 0, as a share of the features' mean power.
         layer_weights: what an expected mass counts in each layer when budgets are pooled, by layer
             number; layers whose errors cost more acceptance take more. None: 1 everywhere.
+        learn_every: rounds for each one that learns, after the first 8, which all do.
+        state_bits: of each number that is remembered of a key, 8 or 32.
 
     Raises:
         ValueError: an argument is out of range; the message names it.
@@ -69,6 +78,8 @@ class ForecastStrategy(RankedStrategy):
         forget: float = 0.97,
         ridge: float = 1e-3,
         layer_weights: Sequence[float] | None = None,
+        learn_every: int = 4,
+        state_bits: int = 8,
     ) -> None:
         unknown = [name for name in features if name not in FEATURES]
         if unknown or not features:
@@ -85,13 +96,22 @@ class ForecastStrategy(RankedStrategy):
             raise ValueError(f"ridge must be above 0, got {ridge!r}")
         if layer_weights is not None and not all(weight > 0 for weight in layer_weights):
             raise ValueError(f"layer_weights must be above 0, got {list(layer_weights)!r}")
+        if isinstance(learn_every, bool) or not isinstance(learn_every, int) or learn_every < 1:
+            raise ValueError(f"learn_every must be an integer of at least 1, got {learn_every!r}")
+        if state_bits not in STATE_BITS:
+            raise ValueError(
+                f"state_bits must be one of {', '.join(map(str, STATE_BITS))}, got {state_bits!r}"
+            )
         self.features = tuple(features)
         self.budget = budget
         self.forget = forget
         self.ridge = ridge
         self.layer_weights = None if layer_weights is None else tuple(layer_weights)
+        self.learn_every = learn_every
+        self.state_bits = state_bits
         self.needs_tokens = "match" in self.features
-        self._memory = {name: PositionHistory() for name in REMEMBERED}
+        kept = torch.uint8 if state_bits == 8 else torch.float32
+        self._memory = {name: PositionHistory(kept) for name in REMEMBERED}
         self._learnt: dict[tuple[int, ...], OnlineRidge] = {}
         self._before: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
 
@@ -101,6 +121,7 @@ class ForecastStrategy(RankedStrategy):
         return {
             "name": self.name, "features": list(self.features), "budget": self.budget,
             "forget": self.forget, "ridge": self.ridge, "layer_weights": weights,
+            "learn_every": self.learn_every, "state_bits": self.state_bits,
         }  # fmt: skip
 
     def reset(self) -> None:
@@ -138,7 +159,7 @@ class ForecastStrategy(RankedStrategy):
             )
             self._learnt[request.layer_indices] = ridge
         before = self._recall(request)
-        if before is not None:
+        if before is not None and self._learns(request.round_index):
             self._learn(request, ridge, before, now)
         matches = None
         if self.needs_tokens and request.tokens is not None:
@@ -153,13 +174,14 @@ class ForecastStrategy(RankedStrategy):
         return forecast.clamp_min_(0).square_()
 
     def extra_reads(self, length: int, k: int) -> float:
-        """Return the reads of five more numbers a key than Top-K of the pooled scores has.
+        """Return the reads of what Top-K of the pooled scores does not read, in keys and values.
 
-        They are the last row, and what was remembered of the round before: mean, last row, running
-        mean and running maximum. In 16 bits, against a key and a value of 64 numbers each; half as
-        much with 128.
+        Each selection reads the last row (16 bits), the running mean and the running maximum; one
+        that learns also the last round's mean and last row. A key and its value count as 64 numbers
+        of 16 bits each; with 128, they are half as much.
         """
-        return 5 / 128 * length / max(k, 1)
+        bits = 16 + self.state_bits * (2 + len(LEARNT_FROM) / self.learn_every)
+        return bits / (2 * 64 * 16) * length / max(k, 1)
 
     def weights(self, layers: tuple[int, ...], rows: int, heads: int) -> Tensor:
         """Return what was learnt of a group of layers, `[rows, heads, F]`, in `features`' order.
@@ -168,6 +190,10 @@ class ForecastStrategy(RankedStrategy):
             KeyError: no such group of layers was selected in this generation.
         """
         return self._learnt[layers].weights(rows, heads)
+
+    def _learns(self, round_index: int) -> bool:
+        """Return whether the selection of a round first learns from the pass before it."""
+        return round_index <= FIRST_ROUNDS or round_index % self.learn_every == 0
 
     def _learn(
         self, request: SelectionRequest, ridge: OnlineRidge, before: KeyRecord, now: Tensor
@@ -193,12 +219,21 @@ class ForecastStrategy(RankedStrategy):
             matches = torch.nn.functional.pad(matches, (0, max(size - matches.shape[1], 0)))[
                 :, :size
             ]
-        known = {name: history.read(request) for name, history in self._memory.items()}
+        learns = self._learns(request.round_index)
+        unknown = torch.zeros((), device=request.lengths.device)
+        known = dict.fromkeys(REMEMBERED, unknown)
+        for name, history in self._memory.items():
+            if learns or name not in LEARNT_FROM:
+                found = history.read(request)
+                known[name] = from_codes(found) if self.state_bits == 8 else found
         return KeyRecord(**known, matches=matches)
 
     def _remember(self, request: SelectionRequest, record: KeyRecord) -> None:
+        teaches = self._learns(request.round_index + 1)
         for name, history in self._memory.items():
-            history.write(request, getattr(record, name))
+            if teaches or name not in LEARNT_FROM:
+                mass = getattr(record, name)
+                history.write(request, to_codes(mass) if self.state_bits == 8 else mass)
         self._before[request.layer_indices] = (request.lengths, record.matches)
 
     def _pieces(self, mass: Tensor) -> list[tuple[int, int]]:
