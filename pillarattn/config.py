@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+AUTO = "auto"
 CONFIG_NAME = "pillar_config.json"
 ACCEPTANCE_RULES = ("auto", "greedy", "rejection", "block", "gumbel")
 KERNEL_CHOICES = ("auto", "reference", "triton")
@@ -18,8 +19,11 @@ class PillarConfig:
     """Settings of a `SelfSpeculativeGenerator`.
 
     Attributes:
-        k: tokens drafted per round at most, >= 0; 0 is plain decoding.
-        s: share of the context that a draft step may read, 0 < s <= 1.
+        k: tokens drafted per round at most, >= 0; 0 is plain decoding. "auto": the cost gate
+            chooses, round by round and by times that it measures; plain decoding where drafts
+            would not pay.
+        s: share of the context that a draft step may read, 0 < s <= 1. "auto", with k="auto":
+            the cost gate chooses it too.
         strategy: which keys those are: a registered name, `{"name": ..., **arguments}`, or a
             `Strategy` object.
         min_budget: keys per row and KV head that a draft may always read, in tokens, >= 1.
@@ -51,8 +55,8 @@ class PillarConfig:
         ValueError: a value is out of range; the message names the field and what is allowed.
     """
 
-    k: int = 8
-    s: float = 0.05
+    k: Any = 8
+    s: Any = 0.05
     strategy: Any = "pillar"
     min_budget: int = 128
     recent: int = 16
@@ -67,13 +71,18 @@ class PillarConfig:
     parity: str = "default"
 
     def __post_init__(self) -> None:
-        _check_int("k", self.k, minimum=0)
+        if self.k != AUTO:
+            _check_int("k", self.k, minimum=0, otherwise="; 'auto' leaves it to the cost gate")
         _check_int("min_budget", self.min_budget, minimum=1)
         _check_int("recent", self.recent, minimum=0)
         _check_int("sink", self.sink, minimum=0)
         _check_int("inner_k", self.inner_k, minimum=1)
-        if isinstance(self.s, bool) or not isinstance(self.s, (int, float)) or not 0 < self.s <= 1:
-            raise ValueError(f"s must be a number with 0 < s <= 1, got {self.s!r}")
+        is_number = isinstance(self.s, (int, float)) and not isinstance(self.s, bool)
+        if self.s != AUTO and not (is_number and 0 < self.s <= 1):
+            raise ValueError(
+                f"s must be a number with 0 < s <= 1, got {self.s!r}; 'auto' leaves it to the "
+                "cost gate"
+            )
         if self.seed is not None:
             _check_int("seed", self.seed, minimum=0)
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
@@ -89,6 +98,7 @@ class PillarConfig:
                 "strategy as a dict takes a 'name' and the strategy's arguments, got "
                 f"{self.strategy!r}"
             )
+        self._check_auto()
         _check_part("draft_length", self.draft_length, method="choose")
         _check_part("draft_share", self.draft_share, method="choose")
         if self.parity == "reference" and self.draft_share != "constant":
@@ -104,6 +114,25 @@ class PillarConfig:
                 f"parity='reference' describes strategy='pillar', got strategy={self.strategy!r}; "
                 "use parity='default' with other strategies"
             )
+
+    def _check_auto(self) -> None:
+        """Raise if the cost gate is asked for beside what would choose the same thing."""
+        if self.s == AUTO and self.k != AUTO:
+            raise ValueError(
+                f"s='auto' is chosen together with k, got k={self.k!r}; use k='auto', or a number "
+                "for s (draft_share='acceptance' adapts it at a fixed k)"
+            )
+        if self.k != AUTO:
+            return
+        for name, allowed in (
+            ("draft_length", "constant"), ("draft_share", "constant"), ("parity", "default"),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value not in (allowed, {"name": allowed}):
+                raise ValueError(
+                    f"k='auto' takes {name}={allowed!r}, got {value!r}: the cost gate chooses "
+                    "length and share by itself; use a number for k with it"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values; objects become their names, with their arguments."""
@@ -158,9 +187,9 @@ def _check_part(name: str, value: object, *, method: str) -> None:
         )
 
 
-def _check_int(name: str, value: object, *, minimum: int) -> None:
+def _check_int(name: str, value: object, *, minimum: int, otherwise: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}{otherwise}")
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -210,3 +211,26 @@ def test_a_bad_value_in_a_dict_or_a_file_is_refused(tmp_path):
 def test_a_folder_without_a_config_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="save_pretrained writes it"):
         PillarConfig.from_pretrained(tmp_path)
+
+
+def test_auto_leaves_k_and_s_to_the_cost_gate():
+    config = PillarConfig(k="auto", s="auto")
+    assert PillarConfig.from_dict(config.to_dict()) == config
+    assert PillarConfig(k="auto", s=0.1).s == 0.1
+    assert PillarConfig(k="auto", draft_length={"name": "constant"}).k == "auto"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": "automatic"}, "k must be an integer >= 0, got 'automatic'; 'auto' leaves it"),
+        ({"k": "auto", "s": "all"}, "s must be a number with 0 < s <= 1, got 'all'; 'auto'"),
+        ({"s": "auto"}, "s='auto' is chosen together with k, got k=8"),
+        ({"k": "auto", "draft_length": "confidence"}, "k='auto' takes draft_length='constant'"),
+        ({"k": "auto", "draft_share": "acceptance"}, "k='auto' takes draft_share='constant'"),
+        ({"k": "auto", "parity": "reference"}, "k='auto' takes parity='default'"),
+    ],
+)
+def test_what_does_not_go_with_auto_is_named(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PillarConfig(**options)

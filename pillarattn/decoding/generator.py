@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pillarattn.config import PillarConfig
+from pillarattn.config import AUTO, PillarConfig
 from pillarattn.decoding.acceptance import ACCEPTANCE, AcceptanceRule
+from pillarattn.decoding.cost_gate import FIRST_S, MAX_K, SS, CostGate, Gate
 from pillarattn.decoding.draft_length import DRAFT_LENGTHS, DraftLength
 from pillarattn.decoding.draft_share import DRAFT_SHARES, DraftShare
 from pillarattn.decoding.drafters import DRAFTERS, ChainDrafter, Drafter
@@ -31,8 +32,9 @@ class SelfSpeculativeGenerator:
     settings and the statistics of its last run, so that one object serves many calls and models.
 
     Args:
-        k: tokens drafted per round; 0 is plain decoding with the same sampler.
-        s: share of the context that a draft may read, 0 < s <= 1.
+        k: tokens drafted per round; 0 is plain decoding with the same sampler; "auto" is what
+            pays best, plain decoding included.
+        s: share of the context that a draft may read, 0 < s <= 1; or "auto", with k="auto".
         strategy: a registered name or a `Strategy` object.
         options: the other fields of `PillarConfig`.
 
@@ -42,8 +44,8 @@ class SelfSpeculativeGenerator:
 
     def __init__(
         self,
-        k: int = 8,
-        s: float = 0.05,
+        k: int | str = 8,
+        s: float | str = 0.05,
         strategy: str | dict[str, Any] | Strategy = "pillar",
         **options: Any,
     ) -> None:
@@ -118,6 +120,23 @@ class SelfSpeculativeGenerator:
         """Return what says what share of the context the drafts of one generation read."""
         return build_part(DRAFT_SHARES, self.config.draft_share)
 
+    @property
+    def most_drafts(self) -> int:
+        """Tokens that a round may draft at most."""
+        return MAX_K if self.config.k == AUTO else int(self.config.k)
+
+    def new_gate(self, drafter: Drafter) -> Gate | None:
+        """Return what chooses k and s for the rounds of one generation; None: they are given."""
+        if self.config.k != AUTO:
+            return None
+        chooses_s = self.config.s == AUTO and drafter.needs_selections
+        ss = SS if chooses_s else (self._first_s,)
+        return CostGate(ss=ss, min_budget=self.config.min_budget)
+
+    @property
+    def _first_s(self) -> float:
+        return FIRST_S if self.config.s == AUTO else float(self.config.s)
+
     def new_rule(self, *, do_sample: bool) -> AcceptanceRule:
         """Return the acceptance rule for a generation that samples or does not.
 
@@ -143,7 +162,7 @@ class SelfSpeculativeGenerator:
     def new_selector(self) -> Selector:
         """Return the selector of one generation, as the paper's code does it if parity asks so."""
         config = self.config
-        budget = RatioBudget(config.s, config.min_budget)
+        budget = RatioBudget(self._first_s, config.min_budget)
         if config.parity == "reference":
             return Selector(
                 self.new_strategy(),

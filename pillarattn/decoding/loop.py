@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pillarattn.datatypes import Draft, Generation, Phase, RowLengths, Selection, Verdict
 from pillarattn.decoding.acceptance import AcceptanceRule
+from pillarattn.decoding.cost_gate import Gate, Pace, RoundClock
 from pillarattn.decoding.draft_length import ConstantLength, DraftLength
 from pillarattn.decoding.draft_share import ConstantShare, DraftShare
 from pillarattn.decoding.drafters import Drafter, DraftRequest
@@ -33,6 +34,7 @@ class DecodingRun:
         k: tokens to draft per round at most; 0 is plain decoding.
         draft_length: says how many of the k a round drafts.
         draft_share: says what share of the context its drafts read.
+        gate: chooses both, or plain decoding, round by round; None: k and s hold throughout.
         seed_rows: prompt rows that choose the first round's keys; 0 drafts it with all keys.
         row_limit: see `kernels.verify_attention`.
     """
@@ -51,6 +53,7 @@ class DecodingRun:
     row_limit: int | None = None
     draft_length: DraftLength = field(default_factory=ConstantLength)
     draft_share: DraftShare = field(default_factory=ConstantShare)
+    gate: Gate | None = None
 
     def __post_init__(self) -> None:
         self.vocabulary: int | None = None
@@ -58,6 +61,15 @@ class DecodingRun:
         self.selections: dict[int, Selection] = {}
         self.emitted = [0] * self.history.batch
         self.rounds: list[RowRound] = []
+        self.pace: Pace | None = None
+        if self.gate is not None and self.k:
+            self.pace = Pace(
+                self.gate,
+                RoundClock(self.history.ids.device),
+                selects_keys=self.selects_keys,
+                needs_scores=self.selector.scores_verify,
+                s=self._s,
+            )
 
     def run(self) -> Generation:
         """Decode every row to its end."""
@@ -66,7 +78,8 @@ class DecodingRun:
             while not self.outcome.is_complete:
                 draft = self.draft()
                 verdict, scores, raw, buffer = self.verify(draft)
-                self.accept(draft, verdict, scores, raw)
+                with self._timed("accept_seconds"):
+                    self.accept(draft, verdict, scores, raw)
                 self.select(buffer)
         finally:
             ends = [
@@ -74,6 +87,8 @@ class DecodingRun:
                 for length, at in zip(self.history.lengths, self.outcome.stopped_at, strict=True)
             ]
             self.stats.count(self.rounds, ends=ends, k=self.k)
+            if self.pace is not None:
+                self.stats.decisions = self.pace.to_list()
         sequences = self.outcome.sequences()
         new = sequences.shape[1] - self.history.prompt_length
         return Generation(
@@ -113,12 +128,17 @@ class DecodingRun:
                 self.selections = self.selector.seed(
                     self.target.cache, step.seeds, tokens=self._tokens()
                 )
+        if self.pace is not None and not self.outcome.is_complete:
+            length, room = self._place()
+            if self.pace.begin(length, room, selected=bool(self.selections)) and sparse:
+                self._choose_keys(ScoreBuffer(), s=self.pace.s)
 
     def draft(self) -> Draft:
         """Draft up to k tokens a row over the selected keys."""
         active = [row for row in range(self.history.batch) if not self.outcome.is_idle(row)]
         room = max(self.outcome.max_length - self.history.lengths[row] for row in active)
-        k = max(0, min(self.k, room - 1))
+        k = max(0, min(self.k if self.pace is None else self.pace.k, room - 1))
+        self.asked = k
         self._keys = [(0.0, 0.0)] * self.history.batch
         k = min(k, self.draft_length.choose(k)) if k else 0
         if k == 0:
@@ -129,7 +149,7 @@ class DecodingRun:
             step.refresh = lambda layer, *query: self.selector.refresh(
                 base, emitted, cache.layers[layer], *query
             )
-        with self._timed("draft_seconds"):
+        with self._timed("draft_seconds"), self._drafting():
             draft = self.drafter.draft(
                 DraftRequest(
                     self.target, self.history, self.rule, self.process, step, k,
@@ -144,7 +164,9 @@ class DecodingRun:
         """Run the newest token and the draft through full attention and judge the draft."""
         buffer = ScoreBuffer()
         step = StepState(Phase.VERIFY, row_limit=self.row_limit)
-        if self.selects_keys and self.selector.scores_verify:
+        collects = self.pace is None or self.pace.collects
+        self.scored = collects and self.selects_keys and self.selector.scores_verify
+        if self.scored:
             step.scores = buffer
             step.scored_layers = frozenset(self.selector.sparse_layers(self.target.cache))
         history = self.history
@@ -205,15 +227,24 @@ class DecodingRun:
         seen = [row for row in range(history.batch) if counted[row]]
         for policy in (self.draft_length, self.draft_share):
             policy.observe([drafted[r] for r in seen], [kept[r] for r in seen])
+        if self.pace is not None:
+            self.pace.finish_round(self.asked, max(base), [kept[r] for r in seen])
 
     def select(self, buffer: ScoreBuffer) -> None:
-        """Choose the keys of the next round from what the verify pass saw."""
-        if not self.selects_keys or self.outcome.is_complete:
+        """Choose the keys of the next round from what the verify pass saw, if it is to draft."""
+        if self.outcome.is_complete:
             return
+        if self.pace is not None:
+            length, room = self._place()
+            if self.pace.advance(length, room, scored=self.scored):
+                self._choose_keys(buffer, s=self.pace.s)
+        elif self.selects_keys:
+            self._choose_keys(buffer, s=self.draft_share.choose(self._s))
+
+    def _choose_keys(self, buffer: ScoreBuffer, *, s: float) -> None:
         rows = None
         if self.selector.all_rows:
             rows = [self.last_width] * self.history.batch
-        s = self.draft_share.choose(self._s)
         if s != self.selector.budget.s:
             self.selector.budget = replace(self.selector.budget, s=s)
         with self._timed("select_seconds"):
@@ -224,6 +255,16 @@ class DecodingRun:
                 rows=rows,
                 tokens=self._tokens(),
             )
+
+    def _place(self) -> tuple[int, int]:
+        """Return the tokens in the longest row's cache, and how many a row may emit at most."""
+        outcome = self.outcome
+        lengths = [n for row, n in enumerate(self.history.lengths) if not outcome.is_idle(row)]
+        room = outcome.max_length - min(lengths, default=outcome.max_length)
+        return self.target.cache.lengths.max, max(room, 1)
+
+    def _drafting(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.pace is None else self.pace.clock.drafting()
 
     def _tokens(self) -> Tensor | None:
         """Return the tokens by position of the cache, for a strategy that looks at them."""

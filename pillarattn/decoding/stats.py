@@ -36,7 +36,12 @@ class GenerationStats:
         keys_read: keys attended, a mean over layers and KV heads, summed over draft steps.
         keys_full: what full attention would have attended in the same steps.
         draft_steps: draft forwards of the target, once for each row that took part.
-        prefill_seconds, draft_seconds, verify_seconds, select_seconds: host time of each phase.
+        plain_rounds: those of the rounds that drafted nothing.
+        decisions: what the cost gate chose, where that changed: `round`, `length`, `k`, `s`,
+            `reason`, and the tokens a second of one sequence that it expected of that choice and
+            of plain decoding; empty where k is a number.
+        prefill_seconds, draft_seconds, verify_seconds, select_seconds, accept_seconds: host time
+            of each phase.
     """
 
     rounds: int = 0
@@ -49,10 +54,13 @@ class GenerationStats:
     keys_read: float = 0.0
     keys_full: float = 0.0
     draft_steps: int = 0
+    plain_rounds: int = 0
+    decisions: list[dict[str, Any]] = field(default_factory=list)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     select_seconds: float = 0.0
+    accept_seconds: float = 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -100,6 +108,7 @@ class GenerationStats:
                 continue
             accepted = min(one.accepted, emitted)
             self.rounds += 1
+            self.plain_rounds += not one.drafted
             self.drafted += one.drafted
             self.draft_steps += one.draft_steps
             self.accepted += accepted

@@ -20,6 +20,7 @@ from transformers.generation.stopping_criteria import (
 
 from pillarattn.datatypes import Draft, Verdict
 from pillarattn.decoding.acceptance import AcceptanceRule
+from pillarattn.decoding.cost_gate import REASONS, Choice, Gate, ObservedRound
 from pillarattn.decoding.draft_length import ConstantLength, DraftLength
 from pillarattn.decoding.draft_share import ConstantShare, DraftShare
 from pillarattn.decoding.history import History
@@ -98,6 +99,30 @@ class AgreedShare(DraftShare):
         self._policy.observe(drafted, accepted)
 
 
+class AgreedGate:
+    """Decodes as `gate` says on the first rank: times differ from rank to rank."""
+
+    def __init__(self, gate: Gate, ranks: Ranks) -> None:
+        self._gate = gate
+        self._ranks = ranks
+
+    def choose(self, length: int, room: int) -> Choice:
+        """Return the first rank's choice."""
+        own = self._gate.choose(length, room)
+        rates = [own.tokens_per_second, own.plain_tokens_per_second]
+        numbers = [own.k, own.s, own.rounds, REASONS.index(own.reason)]
+        numbers += [-1.0 if rate is None else rate for rate in rates]
+        k, s, rounds, reason, *known = self._ranks.first(
+            torch.tensor(numbers, dtype=torch.float64)
+        ).tolist()
+        expected, plain = (None if rate < 0 else rate for rate in known)
+        return Choice(int(k), s, int(rounds), REASONS[int(reason)], expected, plain)
+
+    def observe(self, done: ObservedRound) -> None:
+        """Let the gate learn."""
+        self._gate.observe(done)
+
+
 class AgreedStop:
     """Stops rows where `rule` does on the first rank: criteria may look at a clock."""
 
@@ -137,6 +162,11 @@ def agreed_share(policy: DraftShare, ranks: Ranks | None) -> DraftShare:
     if ranks is None or type(policy) is ConstantShare:
         return policy
     return AgreedShare(policy, ranks)
+
+
+def agreed_gate(gate: Gate | None, ranks: Ranks | None) -> Gate | None:
+    """Return `gate`, or its agreed twin if there are other ranks."""
+    return gate if gate is None or ranks is None else AgreedGate(gate, ranks)
 
 
 def agreed_stop(rule: StopRule, criteria: Any, ranks: Ranks | None) -> StopRule:

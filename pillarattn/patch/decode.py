@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import StaticCache
 
+from pillarattn.config import AUTO
 from pillarattn.datatypes import Generation, RowLengths
 from pillarattn.decoding.drafters import DRAFTERS, Drafter
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
@@ -17,6 +18,7 @@ from pillarattn.decoding.loop import DecodingRun
 from pillarattn.decoding.outcome import Outcome, Recorder
 from pillarattn.decoding.stats import GenerationStats
 from pillarattn.patch.agreed_choices import (
+    agreed_gate,
     agreed_length,
     agreed_rule,
     agreed_share,
@@ -45,6 +47,9 @@ from pillarattn.patch.static_cache import export_static
 from pillarattn.patch.stopping import CriteriaRule
 from pillarattn.patch.target import HFTarget
 from pillarattn.patch.tensor_parallel import Ranks, ranks_of
+
+# Prompt rows that choose the first keys where k is not known beforehand: those of the default k.
+SEED_ROWS = 9
 
 
 def decode(
@@ -112,7 +117,7 @@ def decode(
         generation_config,
         model_kwargs,
         kernels=kernels if own == "auto" else own,
-        scratch=generator.config.k + 1 + drafter.scratch,
+        scratch=generator.most_drafts + 1 + drafter.scratch,
         returns_cache=wants_dict or is_users,
     )
     target = build_target(call, sparse=sparse, lockstep=lockstep)
@@ -150,9 +155,10 @@ def _new_run(
         outcome=outcome,
         recorder=recorder,
         stats=GenerationStats(),
-        k=generator.config.k,
+        k=generator.most_drafts,
         draft_length=agreed_length(generator.new_draft_length(), ranks),
         draft_share=agreed_share(generator.new_draft_share(), ranks),
+        gate=agreed_gate(generator.new_gate(drafter), ranks),
         **_parity_options(generator, call.model),
     )
 
@@ -240,7 +246,9 @@ def _parity_options(generator: SelfSpeculativeGenerator, model: PreTrainedModel)
     """Return how the prompt seeds the first round and how many packed rows are scored."""
     k = generator.config.k
     if generator.config.parity == "default":
-        return {"seed_rows": k + 1, "row_limit": None}
+        # The cost gate begins with short drafts.
+        rows = SEED_ROWS if k == AUTO else k + 1
+        return {"seed_rows": rows, "row_limit": None}
     config = model.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     group = heads // (getattr(config, "num_key_value_heads", None) or heads)

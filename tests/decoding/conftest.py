@@ -177,6 +177,7 @@ def build_run(
     record=False,
     row_limit=None,
     eos=(),
+    gate=None,
     **options,
 ) -> DecodingRun:
     """Return a run over `target.prompt` with the parts that `options` of a generator describe."""
@@ -202,6 +203,7 @@ def build_run(
         row_limit=row_limit,
         draft_length=generator.new_draft_length(),
         draft_share=generator.new_draft_share(),
+        gate=gate,
     )
 
 

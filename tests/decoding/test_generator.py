@@ -186,3 +186,21 @@ def test_it_pickles_and_refuses_a_model_that_is_not_patched():
     assert generator.config == PillarConfig(k=3, seed=1)
     with pytest.raises(NotPatchedError, match=r"Linear is not patched; call pillarattn.patch"):
         generator(torch.nn.Linear(1, 1), torch.ones(1, 1))
+
+
+def test_auto_brings_a_gate_with_the_shares_that_the_drafter_reads():
+    fixed = SelfSpeculativeGenerator(k=4)
+    assert fixed.new_gate(fixed.new_drafter()) is None
+    assert fixed.most_drafts == 4
+    both = SelfSpeculativeGenerator(k="auto", s="auto", min_budget=7)
+    gate = both.new_gate(both.new_drafter())
+    assert gate is not both.new_gate(both.new_drafter())
+    assert both.most_drafts == max(gate.outlook.ks)
+    assert len(gate.outlook.ss) > 1
+    assert gate.outlook.min_budget == 7
+    assert both.new_selector().budget.s in gate.outlook.ss
+    given = SelfSpeculativeGenerator(k="auto", s=0.3)
+    assert given.new_gate(given.new_drafter()).outlook.ss == (0.3,)
+    lookup = SelfSpeculativeGenerator(k="auto", s="auto", drafter="ngram")
+    assert len(lookup.new_gate(lookup.new_drafter()).outlook.ss) == 1
+    assert SelfSpeculativeGenerator.preset("triforce", k="auto").config.k == "auto"

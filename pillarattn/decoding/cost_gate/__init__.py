@@ -8,6 +8,8 @@ from pillarattn.decoding.cost_gate.choice import (
     ObservedRound,
 )
 from pillarattn.decoding.cost_gate.gate import FIRST_S, MAX_K, SS, CostGate
+from pillarattn.decoding.cost_gate.pace import Pace
+from pillarattn.decoding.cost_gate.round_clock import RoundClock
 
 __all__ = [
     "FIRST_S",
@@ -19,4 +21,6 @@ __all__ = [
     "Gate",
     "GateDecision",
     "ObservedRound",
+    "Pace",
+    "RoundClock",
 ]

@@ -35,7 +35,7 @@ LEAST_ROOM = 64
 
 
 class CostGate:
-    """Compares tokens a second of every (k, s) with those of plain decoding, and tries what it must.
+    """Compares the tokens a second of each (k, s) with plain decoding's, and tries what it must.
 
     Times are measured on the rounds themselves: plain steps, draft steps by share, and the rest of
     a round by k, each as a function of the context. Acceptance is counted by position. A trial (of
@@ -113,8 +113,9 @@ class CostGate:
         costs = self.outlook.costs
         if not costs.plain.count:
             return done.seconds
-        usual = costs.plain.at(done.length)
-        if done.k and costs.measured(done.k, done.s):
+        # Before a round of its kind is known, each of its passes counts as a plain one.
+        usual = costs.plain.at(done.length) * (done.k + 1)
+        if done.k and costs.measured(done.k, done.s) > 1:
             usual = costs.round_seconds(done.k, done.s, done.length)
         return min(done.seconds, 2.0 * usual)
 

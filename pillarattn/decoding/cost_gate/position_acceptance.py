@@ -63,9 +63,7 @@ class PositionAcceptance:
         found: list[float] = []
         before = PRIOR
         for j in range(k):
-            trials, hits = (
-                (self._trials[j], self._hits[j]) if j < len(self._trials) else (0.0, 0.0)
-            )
+            trials, hits = (self._trials[j], self._hits[j]) if j < len(self._trials) else (0.0, 0.0)
             start = before if prior is None else prior(j)
             mean = (hits + WEIGHT * start) / (trials + WEIGHT)
             before = mean

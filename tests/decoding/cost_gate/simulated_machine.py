@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from pillarattn.decoding.cost_gate import Choice, CostGate, Gate, ObservedRound
+from pillarattn.decoding.cost_gate import Choice, Gate, ObservedRound
 
 
 @dataclass
@@ -134,9 +134,7 @@ def play(
                 accepted.append(count)
                 lengths[row] = min(lengths[row] + count + 1, start + tokens)
             total += draft + rest
-            gate.observe(
-                ObservedRound(k, choice.s, longest, draft, draft + rest, accepted)
-            )
+            gate.observe(ObservedRound(k, choice.s, longest, draft, draft + rest, accepted))
     return Played(total, played)
 
 
@@ -154,8 +152,14 @@ class Always:
 
 
 def best_fixed(
-    machine: Machine, ks: tuple[int, ...], ss: tuple[float, ...], *, start: int, tokens: int,
-    batch: int, seed: int = 0,
+    machine: Machine,
+    ks: tuple[int, ...],
+    ss: tuple[float, ...],
+    *,
+    start: int,
+    tokens: int,
+    batch: int,
+    seed: int = 0,
 ) -> tuple[float, int, float]:
     """Return seconds, k and s of the best setting in hindsight, played as the gate is."""
     settings = [(0, ss[0])] + [(k, s) for k in ks for s in ss]

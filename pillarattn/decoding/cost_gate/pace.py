@@ -1,0 +1,124 @@
+"""Follows a gate from round to round: what the coming round drafts, scores and selects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pillarattn.decoding.cost_gate.choice import Choice, Gate, GateDecision, ObservedRound
+from pillarattn.decoding.cost_gate.round_clock import RoundClock
+
+# Tokens after which a selection is too old to draft with: until then drafts read what was written
+# since it was made, and a plain step or two need not pay for a new one.
+FRESH = 16
+
+
+class Pace:
+    """The rounds of one generation under a gate.
+
+    A selection needs the scores of a pass. While decoding plainly no pass leaves any; where the
+    gate wants to draft again and the last selection is too old, one plain step collects scores, a
+    selection is made of them, as at the prompt's end, and drafts begin with the round after it.
+
+    Args:
+        gate: chooses.
+        clock: measures rounds.
+        selects_keys: whether drafts read selected keys.
+        needs_scores: whether those are chosen by scores of the pass before.
+        s: share of the first selection.
+
+    Attributes:
+        k: tokens that the coming round drafts; 0 is a plain step.
+        collects: whether its verify pass must leave scores.
+        decisions: what the gate chose, where that changed.
+    """
+
+    def __init__(
+        self, gate: Gate, clock: RoundClock, *, selects_keys: bool, needs_scores: bool, s: float
+    ) -> None:
+        self.gate = gate
+        self.clock = clock
+        self.k = 0
+        self.s = s
+        self.collects = False
+        self.decisions: list[GateDecision] = []
+        self._selects_keys = selects_keys
+        self._needs_scores = selects_keys and needs_scores
+        self._choice: Choice | None = None
+        self._left = 0
+        self._rounds = 0
+        self._selected_at: int | None = None
+        self._selected_now = False
+
+    def begin(self, length: int, room: int, *, selected: bool) -> bool:
+        """Choose the first round, after the prompt; return whether keys must be selected for it.
+
+        Args:
+            length: tokens in the cache, of the longest row.
+            room: tokens that a row may still emit, of the row with the most.
+            selected: whether the prompt's last rows have chosen keys.
+        """
+        self._selected_at = length if selected else None
+        self.clock.start()
+        return self.advance(length, room, scored=False)
+
+    def advance(self, length: int, room: int, *, scored: bool) -> bool:
+        """Choose the coming round; return whether keys must be selected for it now.
+
+        Args:
+            length, room: see `begin`.
+            scored: whether the pass before left scores.
+        """
+        if self._left == 0 or self._choice is None:
+            self._choose(length, room)
+        choice = self._choice
+        assert choice is not None
+        self._left -= 1
+        self.k = choice.k
+        self._selected_now = False
+        self.collects = self.k > 0 and self._needs_scores
+        if self.k == 0 or not self._selects_keys:
+            return False
+        if scored or not self._needs_scores:
+            self.s = choice.s
+            self._selected_at = length
+            self._selected_now = True
+            return True
+        if self._selected_at is None or length - self._selected_at > FRESH:
+            # A plain step that scores; the choice begins after it.
+            self._left += 1
+            self.k = 0
+        return False
+
+    def finish_round(self, k: int, length: int, accepted: list[int]) -> None:
+        """Tell the gate of a round, once its tokens are known.
+
+        Args:
+            k: drafts that it was meant to have.
+            length: tokens in the cache where it began, of the longest row.
+            accepted: drafts accepted and kept, by row that ran.
+        """
+        seconds, draft_seconds = self.clock.lap()
+        self._rounds += 1
+        # A round begins where the last one's tokens are known: selection belongs to the one that
+        # uses it, and one that drafts with an old selection is cheaper than its kind.
+        usual = self._selected_now or not self._selects_keys if k else not self.collects
+        self.gate.observe(
+            ObservedRound(k, self.s, length, draft_seconds, seconds, accepted, is_usual=usual)
+        )
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return the decisions as plain values."""
+        return [decision.to_dict() for decision in self.decisions]
+
+    def _choose(self, length: int, room: int) -> None:
+        choice = self.gate.choose(length, room)
+        before = self._choice
+        if before is None or _kind(choice) != _kind(before):
+            self.decisions.append(GateDecision(self._rounds, length, choice))
+        self._choice = choice if choice.rounds >= 1 else replace(choice, rounds=1)
+        self._left = self._choice.rounds
+
+
+def _kind(choice: Choice) -> tuple[int, float, str]:
+    return choice.k, choice.s, choice.reason
