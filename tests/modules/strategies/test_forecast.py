@@ -11,8 +11,10 @@ from pillarattn.modules.strategies.forecast.features import (
     FEATURES,
     KeyRecord,
     followed,
+    from_codes,
     spread,
     stack_features,
+    to_codes,
     token_matches,
 )
 from pillarattn.modules.strategies.forecast.ridge import OnlineRidge
@@ -64,6 +66,66 @@ def test_a_record_keeps_a_mean_and_a_fading_maximum():
     torch.testing.assert_close(record.average, 0.8 * first + 0.2 * second)
     torch.testing.assert_close(record.peak, torch.maximum(second, 0.9 * first))
     assert record.now is second and record.last is first
+
+
+def test_codes_keep_the_digits_of_small_masses():
+    mass = torch.tensor([0.0, 1e-12, 1e-6, 1e-4, 1e-2, 0.1, 0.7, 1.0, 1.3])
+    again = from_codes(to_codes(mass))
+    assert again[:2].tolist() == [0, 0] and again[-2:].tolist() == [1, 1]
+    # The fourth root is at most half a step off.
+    line = torch.logspace(-6, 0, 1000)
+    error = (from_codes(to_codes(line)) / line - 1).abs()
+    assert bool((error <= 1.001 * ((1 + 0.5 / 255 / line**0.25) ** 4 - 1)).all())
+    codes = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(to_codes(from_codes(codes)), codes)
+
+
+def test_codes_hardly_move_the_forecast_and_are_what_is_kept(builders):
+    noise = torch.Generator().manual_seed(3)
+    rounds = [torch.rand(2, 2, 40, generator=noise) ** 6 for _ in range(6)]
+    found = {}
+    for bits in (8, 32):
+        strategy = ForecastStrategy(state_bits=bits, learn_every=1)
+        for index, scores in enumerate(rounds):
+            mass = strategy.rank(request(builders, scores, round_index=index))
+        found[bits] = mass
+        kept = strategy._memory["peak"]._values[(0,)]
+        assert kept.dtype == (torch.uint8 if bits == 8 else torch.float32)
+    torch.testing.assert_close(found[8], found[32], rtol=0.1, atol=1e-3)
+    assert not torch.equal(found[8], found[32])
+
+
+def test_after_eight_rounds_some_learn_and_all_forecast(builders):
+    strategy, every = ForecastStrategy(learn_every=4), ForecastStrategy(learn_every=1)
+    noise = torch.Generator().manual_seed(4)
+    before, learnt = None, []
+    for index in range(21):
+        scores = torch.rand(1, 2, 40, generator=noise)
+        made = request(builders, scores, round_index=index)
+        mass, all_learn = strategy.rank(made), every.rank(made)
+        if index <= 8:
+            assert torch.equal(mass, all_learn)
+        weights = strategy.weights((0,), 1, 2)
+        if before is not None and not torch.equal(weights, before):
+            learnt.append(index)
+        before = weights.clone()
+    assert learnt == [*range(1, 9), 12, 16, 20]
+
+
+def test_a_round_that_learns_compares_with_the_round_before_it(builders):
+    # Only the round just before a lesson is kept for it: what came earlier must not be used.
+    def taught(changed):
+        strategy = ForecastStrategy(features=("now",), learn_every=4, budget="even")
+        noise = torch.Generator().manual_seed(5)
+        for index in range(13):
+            scores = torch.rand(1, 2, 40, generator=noise)
+            if index in changed:
+                scores = scores**2
+            strategy.rank(request(builders, scores, round_index=index))
+        return strategy.weights((0,), 1, 2)
+
+    assert torch.equal(taught(()), taught((9, 10)))
+    assert not torch.equal(taught(()), taught((11,)))
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -168,6 +230,8 @@ def test_pieces_do_not_change_the_forecast(builders, monkeypatch):
         ({"forget": 0}, "forget must be a number with 0 < forget <= 1, got 0"),
         ({"ridge": 0}, "ridge must be above 0"),
         ({"layer_weights": [1, 0]}, "layer_weights must be above 0"),
+        ({"learn_every": 0}, "learn_every must be an integer of at least 1, got 0"),
+        ({"state_bits": 4}, "state_bits must be one of 8, 32, got 4"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -197,8 +261,9 @@ def test_the_callers_default_dtype_changes_nothing(builders, default):
 
 def test_a_stored_config_keeps_its_arguments(tmp_path):
     mine = ForecastStrategy(
-        features=["now", "left_1"], budget="even", forget=0.9, ridge=0.1, layer_weights=[1, 2.5]
-    )
+        features=["now", "left_1"], budget="even", forget=0.9, ridge=0.1, layer_weights=[1, 2.5],
+        learn_every=2, state_bits=32,
+    )  # fmt: skip
     PillarConfig(strategy=mine).save_pretrained(tmp_path)
     strategy = SelfSpeculativeGenerator.from_pretrained(tmp_path).new_strategy()
     assert repr(strategy) == repr(mine)

@@ -63,7 +63,7 @@ def followed(
 def to_codes(mass: Tensor) -> Tensor:
     """Return masses 0..1 as uint8: the fourth root in 255 steps, so that small ones keep digits.
 
-    1e-4 is kept to 4 %, 0.1 to 1 %; what is below 1.5e-11 becomes 0.
+    1e-4 is kept to 8 %, 0.1 to 1.4 %; what is below 1.5e-11 becomes 0.
     """
     return (mass.clamp(0, 1).sqrt_().sqrt_() * TOP_CODE).round_().to(torch.uint8)
 
