@@ -2,6 +2,7 @@
 
 from pillarattn.kernels.draft_attention import draft_attention
 from pillarattn.kernels.kv_append import kv_append
+from pillarattn.kernels.mixed_attention import mixed_attention
 from pillarattn.kernels.rejection_sample import rejection_sample
 from pillarattn.kernels.topk_select import topk_select
 from pillarattn.kernels.verify_attention import (
@@ -15,6 +16,7 @@ __all__ = [
     "attention_scores",
     "draft_attention",
     "kv_append",
+    "mixed_attention",
     "pool_rows",
     "pooled_attention",
     "rejection_sample",

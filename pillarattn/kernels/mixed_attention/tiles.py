@@ -1,0 +1,50 @@
+"""Sizes of a launch of mixed attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pillarattn.kernels.block_sizes import padded
+
+
+@dataclass(frozen=True)
+class MixedTiles:
+    """Sizes of one launch.
+
+    Attributes:
+        few_rows: packed rows (query rows times group) of a block where a request has no more.
+        block_rows: packed rows of a block where it has.
+        block_keys: keys a step.
+        split: places of a reading list that one item covers, a multiple of `block_keys`. Splits
+            begin at its multiples whatever else is in the batch.
+        programs: programs that walk the work list; None is two for each multiprocessor.
+        warps, stages: per program, and depth of the load pipeline.
+    """
+
+    few_rows: int = 16
+    block_rows: int = 64
+    block_keys: int = 32
+    split: int = 2048
+    programs: int | None = None
+    warps: int = 4
+    stages: int = 3
+
+
+def default_tiles(query: Tensor, key_pool: Tensor, value_pool: Tensor) -> MixedTiles:
+    """Return tiles whose steps in flight fit the shared memory of a Hopper GPU."""
+    widest = max(padded(key_pool.shape[2]), padded(value_pool.shape[2]))
+    step = widest * key_pool.element_size() * 2
+    keys = 64 if step * 64 * 2 <= 96 * 1024 else 32 if step * 32 * 2 <= 96 * 1024 else 16
+    return MixedTiles(block_keys=keys, stages=3 if step * keys * 3 <= 110 * 1024 else 2)
+
+
+def programs_of(tiles: MixedTiles, device: torch.device) -> int:
+    """Return how many programs a launch has."""
+    if tiles.programs is not None:
+        return tiles.programs
+    if device.type != "cuda":
+        return 4
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count

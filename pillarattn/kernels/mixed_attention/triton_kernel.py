@@ -1,0 +1,269 @@
+"""Mixed attention in Triton: persistent programs walk a list of gathers (README.md)."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _owner_of(starts, item, pairs, STEPS: tl.constexpr):
+    """Return the pair whose items hold `item`: the last one that starts at or before it."""
+    low = item * 0
+    high = low + pairs
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        here = tl.load(starts + middle) <= item
+        low = tl.where(here, middle, low)
+        high = tl.where(here, high, middle)
+    return low
+
+
+@triton.jit
+def _locate(indices, table, place, count, tail, last, BLOCK: tl.constexpr):
+    """Return the logical positions and the slots of places of a reading list before `last`."""
+    listed = (place < count) & (place < last)
+    index = tl.load(indices + place, mask=listed, other=0)
+    # Without a selection (count -1) place and position are the same: the tail begins at 0.
+    position = tl.where(place < count, index, tail + place - tl.maximum(count, 0))
+    block = tl.load(table + position // BLOCK, mask=place < last, other=0)
+    return position, block.to(tl.int64) * BLOCK + position % BLOCK
+
+
+@triton.jit
+def _attend(
+    query, keys, values, indices, table, sinks, out, part, part_lse, lse,
+    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+    first_row, rows, length, count, tail, head, block, split, splits, all_rows,
+    scale_log2, softcap, window, split_places,
+    G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, STAGES: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+):  # fmt: skip
+    """Attend with one block of a request's packed rows to one stretch of its reading list."""
+    packed = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    real = packed < rows * G
+    i = packed // G
+    query_head = head * G + packed % G
+    own = length - rows + i
+    lowest = length - rows + (block * BLOCK_M) // G
+    highest = length - rows + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // G, rows - 1)
+    first = split * split_places
+    total = tl.where(
+        count < 0, tl.minimum(highest + 1, length), count + tl.maximum(length - tail, 0)
+    )
+    last = tl.minimum(total, first + split_places)
+    if HAS_WINDOW:
+        # Only where places are positions; steps start at multiples of their size.
+        oldest = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
+        first = tl.where(count < 0, tl.maximum(first, oldest), first)
+    tail = tl.where(count < 0, 0, tail)
+
+    columns = tl.arange(0, BLOCK_D)
+    value_columns = tl.arange(0, BLOCK_DV)
+    row = (first_row + i).to(tl.int64)
+    q = tl.load(
+        query + row[:, None] * stride_qt + query_head[:, None] * stride_qh + columns[None, :],
+        mask=real[:, None] & (columns < D)[None, :],
+        other=0.0,
+    )
+    best = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    steps = tl.arange(0, BLOCK_N)
+    # Slots are looked up one step ahead: keys that wait for their slots cannot be queued.
+    ahead, slot_ahead = _locate(indices, table, first + steps, count, tail, last, BLOCK)
+    for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
+        position, slot = ahead, slot_ahead
+        inside = start + steps < last
+        ahead, slot_ahead = _locate(
+            indices, table, start + BLOCK_N + steps, count, tail, last, BLOCK
+        )
+        if BLOCK_D == D:
+            k = tl.load(
+                keys + slot[:, None] * stride_ks + columns[None, :],
+                mask=inside[:, None],
+                other=0.0,
+            )
+        else:
+            k = tl.load(
+                keys + slot[:, None] * stride_ks + columns[None, :],
+                mask=inside[:, None] & (columns < D)[None, :],
+                other=0.0,
+            )
+        if BLOCK_DV == DV:
+            v = tl.load(
+                values + slot[:, None] * stride_vs + value_columns[None, :],
+                mask=inside[:, None],
+                other=0.0,
+            )
+        else:
+            v = tl.load(
+                values + slot[:, None] * stride_vs + value_columns[None, :],
+                mask=inside[:, None] & (value_columns < DV)[None, :],
+                other=0.0,
+            )
+        logits = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if HAS_CAP:
+            # tanh(x) = 1 - 2 / (1 + exp(2x)); the factors carry the base 2 of the exponential.
+            raised = tl.exp2(logits * (scale_log2 * 2.0 / softcap))
+            logits = softcap * 1.4426950408889634 * (1.0 - 2.0 / (1.0 + raised))
+        else:
+            logits = logits * scale_log2
+        visible = (position[None, :] <= own[:, None]) & inside[None, :]
+        if HAS_WINDOW:
+            visible = visible & (position[None, :] > own[:, None] - window)
+        logits = tl.where(visible, logits, -float("inf"))
+        peak = tl.maximum(best, tl.max(logits, 1))
+        # A row that has seen nothing yet: -inf - -inf is NaN.
+        base = tl.where(peak > -float("inf"), peak, 0.0)
+        weights = tl.exp2(logits - base[:, None])
+        shrink = tl.exp2(best - base)
+        weight = weight * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        best = peak
+
+    seen = weight > 0.0
+    if splits == 1:
+        base = tl.where(seen, best, 0.0)
+        if HAS_SINKS:
+            extra = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32)
+            extra = extra * 1.4426950408889634
+            base = tl.where(seen, tl.maximum(best, extra), 0.0)
+            shrink = tl.exp2(best - base)
+            weight = weight * shrink + tl.where(seen, tl.exp2(extra - base), 0.0)
+            acc = acc * shrink[:, None]
+        acc = acc / tl.where(seen, weight, 1.0)[:, None]
+        tl.store(
+            out + row[:, None] * stride_ot + query_head[:, None] * stride_oh
+            + value_columns[None, :],
+            acc.to(out.dtype.element_ty),
+            mask=real[:, None] & (value_columns < DV)[None, :],
+        )  # fmt: skip
+        if HAS_LSE:
+            end = (base + tl.log2(tl.where(seen, weight, 1.0))) * 0.6931471805599453
+            end = tl.where(seen, end, -float("inf"))
+            tl.store(lse + row * HEADS + query_head, end, mask=real)
+    else:
+        place = (split * all_rows + row) * HEADS + query_head
+        end = tl.where(seen, best + tl.log2(tl.where(seen, weight, 1.0)), -float("inf"))
+        tl.store(part_lse + place, end, mask=real)
+        acc = acc / tl.where(seen, weight, 1.0)[:, None]
+        tl.store(
+            part + place[:, None] * DV + value_columns[None, :],
+            acc,
+            mask=(real & seen)[:, None] & (value_columns < DV)[None, :],
+        )
+
+
+@triton.jit
+def mixed_kernel(
+    query, key_pool, value_pool, row_starts, lengths, block_table, indices, counts, tail_start,
+    sinks, starts, splits, out, part, part_lse, lse,
+    stride_qt, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_tb, stride_ib,
+    stride_ih, stride_ot, stride_oh,
+    pairs, kv_heads, all_rows, scale_log2, softcap, window, split_places,
+    G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK: tl.constexpr, FEW_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, STAGES: tl.constexpr, STEPS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+):  # fmt: skip
+    """Walk the items of the work list, every program its share."""
+    items = tl.load(starts + pairs)
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        pair = _owner_of(starts, item, pairs, STEPS)
+        b = (pair // kv_heads).to(tl.int64)
+        head = pair % kv_heads
+        first_row = tl.load(row_starts + b).to(tl.int32)
+        rows = tl.load(row_starts + b + 1).to(tl.int32) - first_row
+        length = tl.load(lengths + b).to(tl.int32)
+        count = tl.load(counts + pair).to(tl.int32)
+        tail = tl.load(tail_start + b).to(tl.int32)
+        pieces = tl.load(splits + pair)
+        # Blocks of rows that read the same keys come one after the other.
+        few = rows * G <= FEW_M
+        blocks = tl.where(few, 1, (rows * G + BLOCK_M - 1) // BLOCK_M)
+        local = item - tl.load(starts + pair)
+        block = local % blocks
+        split = local // blocks
+        keys = key_pool + head.to(tl.int64) * stride_kh
+        values = value_pool + head.to(tl.int64) * stride_vh
+        chosen = indices + b * stride_ib + head.to(tl.int64) * stride_ih
+        table = block_table + b * stride_tb
+        if FEW_M < BLOCK_M:
+            if few:
+                _attend(
+                    query, keys, values, chosen, table, sinks, out, part, part_lse, lse,
+                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                    scale_log2, softcap, window, split_places,
+                    G, HEADS, D, DV, BLOCK, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES,
+                    HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE,
+                )  # fmt: skip
+            else:
+                _attend(
+                    query, keys, values, chosen, table, sinks, out, part, part_lse, lse,
+                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                    scale_log2, softcap, window, split_places,
+                    G, HEADS, D, DV, BLOCK, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES,
+                    HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE,
+                )  # fmt: skip
+        else:
+            _attend(
+                query, keys, values, chosen, table, sinks, out, part, part_lse, lse,
+                stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+                first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                scale_log2, softcap, window, split_places,
+                G, HEADS, D, DV, BLOCK, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES,
+                HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE,
+            )  # fmt: skip
+
+
+@triton.jit
+def combine_kernel(
+    part, part_lse, owners, splits, sinks, out, lse, stride_ot, stride_oh, all_rows, kv_heads,
+    G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+):  # fmt: skip
+    """Weigh the splits of one row and head by their log-sum-exps, in their order."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    owner = tl.load(owners + row)
+    known = owner >= 0
+    count = tl.load(splits + owner * kv_heads + head // G, mask=known, other=0)
+    if count > 1:
+        columns = tl.arange(0, BLOCK_DV)
+        place = row * HEADS + head
+        step = all_rows.to(tl.int64) * HEADS
+        best = tl.load(part_lse + place)
+        for split in range(1, count):
+            best = tl.maximum(best, tl.load(part_lse + place + split * step))
+        seen = best > -float("inf")
+        peak = tl.where(seen, best, 0.0)
+        total = peak * 0.0
+        if HAS_SINKS:
+            extra = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+            peak = tl.where(seen, tl.maximum(best, extra), 0.0)
+            total = tl.where(seen, tl.exp2(extra - peak), 0.0)
+        acc = tl.zeros([BLOCK_DV], tl.float32)
+        for split in range(0, count):
+            one = tl.load(part_lse + place + split * step)
+            share = tl.exp2(one - peak)
+            # An empty split writes no output: nothing of it may be read.
+            used = columns < tl.where(one > -float("inf"), DV, 0)
+            found = tl.load(part + (place + split * step) * DV + columns, mask=used, other=0.0)
+            acc += found * share
+            total += share
+        acc = acc / tl.where(seen, total, 1.0)
+        tl.store(
+            out + row * stride_ot + head * stride_oh + columns,
+            acc.to(out.dtype.element_ty),
+            mask=columns < DV,
+        )
+        if HAS_LSE:
+            end = (peak + tl.log2(tl.where(seen, total, 1.0))) * 0.6931471805599453
+            tl.store(lse + place, tl.where(seen, end, -float("inf")))
