@@ -32,10 +32,13 @@ class LengthCurve:
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._anchors: deque[tuple[int, float]] = deque(maxlen=ANCHORS)
         self._next_anchor = 0
+        # Level and slope, until the next measurement: a gate asks for them many times.
+        self._known: tuple[int, float, float | None] | None = None
 
     def add(self, length: int, seconds: float) -> None:
         """Take a measurement at a context of `length` tokens."""
         self.count += 1
+        self._known = None
         self._recent.append((length, seconds))
         if length >= self._next_anchor and len(self._recent) >= ENOUGH:
             self._anchors.append((_median([n for n, _ in self._recent]), self._level()))
@@ -51,8 +54,7 @@ class LengthCurve:
         Raises:
             ValueError: nothing was measured yet.
         """
-        here, level = self.latest
-        own = self._fitted(here, level)
+        here, level, own = self._line()
         limit = level / max(here, 1)
         grown = level + min(max(slope if own is None else own, 0.0), limit) * (length - here)
         return max(grown, level * 0.1)
@@ -60,20 +62,27 @@ class LengthCurve:
     @property
     def latest(self) -> tuple[int, float]:
         """Where the newest measurements were made, and their level."""
-        if not self._recent:
-            raise ValueError("nothing was measured yet; add() comes first")
-        return _median([n for n, _ in self._recent]), self._level()
+        here, level, _ = self._line()
+        return here, level
 
     @property
     def slope(self) -> float:
         """Seconds a token; 0 where all measurements were made at about one length."""
-        here, level = self.latest
-        return min(max(self._fitted(here, level) or 0.0, 0.0), level / max(here, 1))
+        here, level, own = self._line()
+        return min(max(own or 0.0, 0.0), level / max(here, 1))
 
     @property
     def last_length(self) -> int:
         """Where it was measured last, 0 if nowhere."""
         return self._recent[-1][0] if self._recent else 0
+
+    def _line(self) -> tuple[int, float, float | None]:
+        if not self._recent:
+            raise ValueError("nothing was measured yet; add() comes first")
+        if self._known is None:
+            here, level = _median([n for n, _ in self._recent]), self._level()
+            self._known = here, level, self._fitted(here, level)
+        return self._known
 
     def _level(self) -> float:
         return _median([seconds for _, seconds in self._recent])
