@@ -58,6 +58,7 @@ class PillarAttention(nn.Module):
         keys_values = layer.views() if keys_values is None else keys_values
         if step.phase is Phase.DRAFT:
             return self._draft(query, layer, step, layer_index, options, keys_values)
+        layer.drop_kept_keys()
         keep_queries(query, step, layer_index, options)
         scored = step.scores is not None and layer_index in step.scored_layers
         out, row_scores = self._full(query, layer, options, keys_values, scored, step.row_limit)
@@ -79,11 +80,14 @@ class PillarAttention(nn.Module):
         assert layer.lengths is not None
         rows = query.shape[2]
         if rows == 1:
-            return self._draft_row(query, layer.lengths, step, layer_index, options, keys_values)
+            return self._draft_row(
+                query, layer, layer.lengths, step, layer_index, options, keys_values
+            )
         # A block that drafts judge: each of its rows reads as if it were the newest.
         outs = [
             self._draft_row(
                 query[:, :, row : row + 1],
+                layer,
                 layer.lengths.plus(row + 1 - rows),
                 step,
                 layer_index,
@@ -97,6 +101,7 @@ class PillarAttention(nn.Module):
     def _draft_row(
         self,
         query: Tensor,
+        layer: ContiguousLayer,
         lengths: RowLengths,
         step: StepState,
         layer_index: int,
@@ -108,6 +113,13 @@ class PillarAttention(nn.Module):
         if step.refresh is not None:
             selection = step.refresh(layer_index, query, keys, lengths, options)
             step.selections[layer_index] = selection
+        if self._gathers_once(layer, keys, options):
+            found = layer.kept_keys(selection, lengths)
+            if found is not None:
+                kept, tail = found
+                return kept.attend(
+                    query, tail, scale=options.scale, softcap=options.softcap, sinks=options.sinks
+                )
         return draft_attention(
             query,
             keys,
@@ -121,6 +133,23 @@ class PillarAttention(nn.Module):
             softcap=options.softcap,
             sinks=options.sinks,
             implementation=self.kernels,
+        )
+
+    def _gathers_once(
+        self, layer: ContiguousLayer, keys: Tensor, options: AttentionOptions
+    ) -> bool:
+        """Whether one copy of the selected keys serves all steps of a round.
+
+        Not for a kernel that gathers by itself, for keys that each pass makes anew, or where a
+        window moves over the selection.
+        """
+        return (
+            self.kernels != "triton"
+            and not keys.is_cuda
+            and options.window is None
+            and layer.holds_attended_keys
+            and layer.key_buffer is not None
+            and keys.data_ptr() == layer.key_buffer.data_ptr()
         )
 
     def _full(

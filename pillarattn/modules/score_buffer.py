@@ -57,13 +57,8 @@ class ScoreBuffer:
             normalise: see `kernels.pool_rows`.
         """
         scored = [self._layers[index] for index in layer_indices]
-        if rows.shape[0] == 1 and normalise == "rows" and not rows.is_cuda:
-            # One text on a CPU, where every copy counts: the rows are summed where they lie.
-            first, count = scored[0].lengths.host[0], int(rows[0])
-            sums = [layer.row_scores[:, :, :count, :end].float().sum(dim=2) for layer in scored]
-            pooled = torch.cat(sums).div_(count)
-            pooled[..., first:] = 0.0
-            return pooled
+        if normalise == "rows" and not rows.is_cuda:
+            return _pooled_in_place(scored, rows.tolist(), end)
         stacked = torch.cat([layer.row_scores[..., :end] for layer in scored])
         lengths = torch.cat([layer.lengths.tensor for layer in scored])
         return pool_rows(
@@ -90,3 +85,21 @@ class ScoreBuffer:
             return torch.cat(picked).float()
 
         return gather
+
+
+def _pooled_in_place(scored: list[ScoredLayer], counted: list[int], end: int) -> Tensor:
+    """Return what `ScoreBuffer.pool` does; on a CPU, where every copy counts, nothing is stacked.
+
+    Rows are summed where they lie, and those of rejected drafts are not looked at.
+    """
+    batch = len(counted)
+    _, heads, queries, _ = scored[0].row_scores.shape
+    if any(not 1 <= count <= queries for count in counted):
+        raise ValueError(f"rows must be in 1..{queries}, got {counted}")
+    pooled = torch.empty(len(scored), batch, heads, end)
+    for layer, into in zip(scored, pooled, strict=True):
+        for row, (count, length) in enumerate(zip(counted, layer.lengths.host, strict=True)):
+            lines = layer.row_scores[row, :, :count, :end].float()
+            torch.sum(lines, dim=1, out=into[row]).div_(count)
+            into[row, :, length:] = 0.0
+    return pooled.flatten(0, 1)

@@ -26,32 +26,52 @@ def draft_attention(
     lse: Tensor | None = None,
 ) -> Tensor:
     """Compute `kernels.draft_attention`; the copies it makes hold N + tail rows, never S."""
-    batch, query_heads, _, dim = query.shape
-    kv_heads = keys.shape[1]
     dtype = accumulation_dtype(query.dtype)
     positions, visible = _positions_read(
         indices, counts, tail_start=tail_start, lengths=lengths, window=window
     )
-    # The flat gather below would read another head's row instead of failing.
-    if not positions.is_cuda and positions.numel():
-        low, high = (int(bound) for bound in positions.aminmax())
-        if low < 0 or high >= keys.shape[2]:
-            raise ValueError(
-                f"positions to read must be in 0..{keys.shape[2] - 1}, got {low}..{high}; "
-                "check indices, counts and tail_start"
-            )
-    near_keys = _gather_rows(keys, positions).to(dtype)
-    near_values = _gather_rows(values, positions).to(dtype)
+    near_keys = gather_rows(keys, positions).to(dtype)
+    near_values = gather_rows(values, positions).to(dtype)
     if visible is not None:
         # Padding may have gathered an undefined row, and 0 * NaN is NaN.
         near_values = near_values.masked_fill_(~visible.unsqueeze(-1), 0.0)
-        visible = visible[:, :, None, None]
-    rows = (query.to(dtype) * scale).reshape(batch, kv_heads, -1, dim)
-    logits = (rows @ near_keys.transpose(-1, -2)).unsqueeze(-2)
+        visible = visible.unsqueeze(2)
+    return attend(
+        query,
+        near_keys,
+        near_values,
+        visible=visible,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        lse=lse,
+    )
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    visible: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    lse: Tensor | None = None,
+) -> Tensor:
+    """Attend from one row per sequence to gathered keys, all of them where `visible` is None.
+
+    Shapes: query `[B, Hq, 1, D]`; keys `[B, Hkv, M, D]` and values in the accumulation dtype, and
+    finite where hidden; visible `[B, Hkv, 1, M]` bool. Else as in `kernels.draft_attention`.
+    """
+    batch, query_heads, _, dim = query.shape
+    rows = (query.to(keys.dtype) * scale).reshape(batch, keys.shape[1], -1, dim)
+    logits = (rows @ keys.transpose(-1, -2)).unsqueeze(-2)
+    visible = None if visible is None else visible.unsqueeze(2)
     if lse is not None:
         lse.copy_(log_sum_exp(logits, visible=visible, softcap=softcap, sinks=sinks).flatten(1, 2))
     probabilities = attention_probabilities(logits, visible=visible, softcap=softcap, sinks=sinks)
-    out = probabilities.squeeze(-2) @ near_values
+    out = probabilities.squeeze(-2) @ values
     return out.reshape(batch, query_heads, 1, values.shape[3]).to(query.dtype)
 
 
@@ -78,13 +98,24 @@ def _positions_read(
     return positions, visible
 
 
-def _gather_rows(cache: Tensor, positions: Tensor) -> Tensor:
+def gather_rows(cache: Tensor, positions: Tensor) -> Tensor:
     """Return `cache[b, h, positions[b, h]]`, shape `[B, Hkv, M, D]`, from a view with any strides.
 
     One `index_select` over the storage seen as rows: three times faster on a CPU than indexing with
     three index tensors (README), and unlike `reshape` it never copies the cache.
+
+    Raises:
+        ValueError: on the CPU, a position is outside the cache.
     """
     batch, kv_heads, size, dim = cache.shape
+    # The flat gather below would read another head's row instead of failing.
+    if not positions.is_cuda and positions.numel():
+        low, high = (int(bound) for bound in positions.aminmax())
+        if low < 0 or high >= size:
+            raise ValueError(
+                f"positions to read must be in 0..{size - 1}, got {low}..{high}; "
+                "check indices, counts and tail_start"
+            )
     strides = [
         stride if extent > 1 else 0
         for extent, stride in zip(cache.shape[:3], cache.stride()[:3], strict=True)

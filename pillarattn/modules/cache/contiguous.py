@@ -5,14 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import RowLengths
+from pillarattn.datatypes import RowLengths, Selection
 from pillarattn.kernels import kv_append
+from pillarattn.modules.cache.kept_keys import KeptKeys
 
 MIN_CAPACITY = 64
+# A limit of at most so many times what is needed is allocated at once: to grow later would copy
+# all there is.
+NEAR = 1.25
 
 
 class ContiguousLayer:
     """Keys and values of one layer, `[B, Hkv, C, D]` buffers of capacity C that only ever double.
+
+    Where the limit is known and near, the buffers take it at once.
 
     Positions at or past a row's length are undefined. A view handed out stays valid until the next
     growth, which happens when a power of two is crossed.
@@ -27,6 +33,8 @@ class ContiguousLayer:
         self.attended_heads: int | None = None
         # False where attention follows a pattern that drafts must follow too, such as chunks.
         self.is_selectable = True
+        # What the drafts of the running round read, where it was gathered.
+        self._kept: KeptKeys | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -57,7 +65,7 @@ class ContiguousLayer:
             )
         base = self.lengths
         grown = base.plus(tokens)
-        self._reserve(grown.max, new_keys, new_values)
+        self._reserve(grown.max, new_keys, new_values, written=grown.max if base.is_uniform else 0)
         assert self.key_buffer is not None
         assert self.value_buffer is not None
         start = base.max if base.is_uniform else base.tensor
@@ -68,8 +76,32 @@ class ContiguousLayer:
             new_values.to(self.value_buffer.dtype),
             positions=start,
         )
+        if self._kept is not None and not self._kept.extend(base, new_keys, new_values):
+            self._kept = None
         self.lengths = grown
         return self.views()
+
+    def kept_keys(self, selection: Selection, lengths: RowLengths) -> tuple[KeptKeys, int] | None:
+        """Return the selection's keys side by side and how many tokens since then rows hold.
+
+        They are gathered at the first call of a round. None where rows of `lengths` hold different
+        numbers of tokens since the choice: these have no place side by side.
+        """
+        kept = self._kept
+        if kept is None or kept.selection is not selection:
+            kept = None
+        tail = _common_tail(selection, lengths) if kept is None else kept.tail_of(lengths)
+        if tail is None or tail < 0 or self.lengths is None:
+            return None
+        if kept is None or kept.filled < tail:
+            keys, values = self.views()
+            held = self.lengths.max - lengths.max + tail
+            kept = self._kept = KeptKeys(selection, keys, values, held)
+        return kept, tail
+
+    def drop_kept_keys(self) -> None:
+        """Forget what was gathered for drafts."""
+        self._kept = None
 
     def views(self) -> tuple[Tensor, Tensor]:
         """Return keys and values up to the longest row, `[B, Hkv, S, D]`, without a copy."""
@@ -88,12 +120,15 @@ class ContiguousLayer:
             raise ValueError(
                 f"cannot roll back rows of {list(self.lengths.host)} tokens to {list(lengths.host)}"
             )
+        if self._kept is not None:
+            self._kept.cut(lengths)
         self.lengths = lengths
 
     def take_rows(self, rows: Tensor) -> None:
         """Keep the rows `rows` (int64, repeats allowed), in that order."""
         if self.key_buffer is None or self.value_buffer is None or self.lengths is None:
             return
+        self._kept = None
         index = rows.to(self.key_buffer.device)
         self.key_buffer = self.key_buffer.index_select(0, index)
         self.value_buffer = self.value_buffer.index_select(0, index)
@@ -103,6 +138,7 @@ class ContiguousLayer:
         """Put position `source[b, j]` of row b at j; -1 leaves zeros. Sets the lengths."""
         if self.key_buffer is None or self.value_buffer is None:
             return
+        self._kept = None
         self._reserve(source.shape[1], self.key_buffer, self.value_buffer)
         for buffer in (self.key_buffer, self.value_buffer):
             index = source.clamp_min(0)[:, None, :, None].expand(
@@ -113,15 +149,20 @@ class ContiguousLayer:
             buffer[:, :, : source.shape[1]] = moved
         self.lengths = lengths
 
-    def _reserve(self, tokens: int, like_keys: Tensor, like_values: Tensor) -> None:
+    def _reserve(
+        self, tokens: int, like_keys: Tensor, like_values: Tensor, *, written: int = 0
+    ) -> None:
+        """Make room for `tokens` a row, of which the caller will write the first `written`."""
         if tokens <= self.capacity:
             return
         capacity = max(MIN_CAPACITY, 1 << (tokens - 1).bit_length())
-        if self.limit is not None and tokens <= self.limit:
+        if self.limit is not None and tokens <= self.limit <= tokens * NEAR:
+            capacity = self.limit
+        elif self.limit is not None and tokens <= self.limit:
             capacity = min(capacity, self.limit)
         used = self.lengths.max if self.lengths is not None else 0
-        self.key_buffer = _grown(self.key_buffer, like_keys, capacity, used)
-        self.value_buffer = _grown(self.value_buffer, like_values, capacity, used)
+        self.key_buffer = _grown(self.key_buffer, like_keys, capacity, used, written)
+        self.value_buffer = _grown(self.value_buffer, like_values, capacity, used, written)
 
 
 class ContiguousCache:
@@ -167,10 +208,17 @@ class ContiguousCache:
             layer.rearrange(source, lengths)
 
 
-def _grown(buffer: Tensor | None, like: Tensor, capacity: int, used: int) -> Tensor:
+def _grown(buffer: Tensor | None, like: Tensor, capacity: int, used: int, written: int) -> Tensor:
     batch, heads, _, dim = like.shape
-    # Zeros, because attention with a mask multiplies what it hides by 0, and 0 * NaN is NaN.
-    grown = torch.zeros(batch, heads, capacity, dim, dtype=like.dtype, device=like.device)
+    grown = torch.empty(batch, heads, capacity, dim, dtype=like.dtype, device=like.device)
     if buffer is not None:
         grown[:, :, :used] = buffer[:, :, :used]
+    # Zeros, because attention with a mask multiplies what it hides by 0, and 0 * NaN is NaN.
+    grown[:, :, max(used, written) :] = 0.0
     return grown
+
+
+def _common_tail(selection: Selection, lengths: RowLengths) -> int | None:
+    starts = selection.tail_start.tolist()
+    tails = {length - start for length, start in zip(lengths.host, starts, strict=True)}
+    return tails.pop() if len(tails) == 1 else None

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pillarattn.kernels import topk_select
+from pillarattn.kernels.topk_select import partition, reference
 
 
 def oracle(
@@ -163,3 +164,20 @@ def test_wrong_input_is_refused(change: dict, message: str, monkeypatch) -> None
     arguments = {"scores": torch.rand(1, 1, 9), "lengths": ones, "budgets": ones, "recent": ones}
     with pytest.raises(ValueError, match=message):
         topk_select(**{**arguments, **change})
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_partition_and_top_k_choose_the_same(data) -> None:
+    """What runs with numpy, and what runs without it and on a GPU."""
+    rows, heads, size = (data.draw(st.integers(1, n)) for n in (4, 3, 40))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
+    # Few values make many ties.
+    span = data.draw(st.sampled_from([1, 3, 2**30]))
+    ranks = torch.randint(-span, span, (rows, heads, size), generator=generator).to(torch.int32)
+    kept = torch.tensor(data.draw(st.lists(st.integers(0, size), min_size=rows, max_size=rows)))
+    limit = int(kept.max()) + data.draw(st.integers(0, 2))
+    limit = min(limit, size)
+    counts = kept.to(torch.int32).unsqueeze(-1).repeat(1, heads)
+    by_sort = reference._largest(ranks, counts, limit)
+    assert torch.equal(partition.largest(ranks, kept, limit), by_sort)
