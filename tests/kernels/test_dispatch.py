@@ -107,6 +107,7 @@ def test_every_op_has_a_reference() -> None:
         "attention_scores",
         "draft_attention",
         "kv_append",
+        "mixed_attention",
         "pooled_attention",
         "rejection_sample",
         "topk_select",
