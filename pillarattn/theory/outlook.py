@@ -94,7 +94,7 @@ class Outlook:
         }
         settings = {
             name: getattr(w, name)
-            for name in ("batch", "length", "schedule", "min_budget", "scores")
+            for name in ("batch", "length", "schedule", "min_budget", "scores", "selection_bytes")
         }
         passes = {
             name: asdict(one)
@@ -190,7 +190,14 @@ def _passes(
         "draft step": draft_step(
             shape, batch, length, s=s, min_budget=workload.min_budget, step=middle
         ),
-        "verify pass": verify_pass(shape, batch, length, k=k, scores=workload.scores),
+        "verify pass": verify_pass(
+            shape,
+            batch,
+            length,
+            k=k,
+            scores=workload.scores,
+            selection_bytes=workload.selection_bytes,
+        ),
     }
     if shape.has_state:
         passes["replay"] = replay_pass(shape, batch, length, rows=accepted + 1)

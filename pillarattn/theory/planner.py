@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pillarattn.theory.acceptance import Acceptance, AcceptanceTable
 from pillarattn.theory.hardware import Hardware
@@ -39,6 +40,8 @@ class Workload:
             unified, and a sequence waits one step for its verdict.
         min_budget: keys per KV head that a draft may always read, in tokens.
         scores: how verification scores keys, one of `SCORE_MODES`.
+        selection_bytes: bytes a key and KV head that a selection moves beside the pooled score
+            (`Strategy.selection_bytes`).
     """
 
     shape: ModelShape
@@ -49,12 +52,15 @@ class Workload:
     schedule: str = "lockstep"
     min_budget: int = 128
     scores: str = "pooled"
+    selection_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("batch", "length", "min_budget"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if not self.selection_bytes >= 0:
+            raise ValueError(f"selection_bytes must be >= 0, got {self.selection_bytes!r}")
         for name, allowed in (("schedule", SCHEDULES), ("scores", SCORE_MODES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -229,6 +235,10 @@ def _first(pays: Callable[[int], bool], limit: int) -> int | None:
     return n
 
 
+def _scoring(workload: Workload) -> dict[str, Any]:
+    return {"scores": workload.scores, "selection_bytes": workload.selection_bytes}
+
+
 def _pass(workload: Workload, traffic: Traffic) -> Seconds:
     return pass_seconds(traffic, workload.shape, workload.hardware, workload.efficiency)
 
@@ -243,7 +253,8 @@ def _lockstep_seconds(workload: Workload, k: int, s: float, accepted: float) -> 
         ).total
         for step in range(1, k + 1)
     )
-    verify = _pass(workload, verify_pass(shape, batch, length, k=k, scores=workload.scores)).total
+    verified = verify_pass(shape, batch, length, k=k, **_scoring(workload))
+    verify = _pass(workload, verified).total
     if shape.has_state:
         verify += _pass(workload, replay_pass(shape, batch, length, rows=accepted + 1)).total
     return drafts, verify
@@ -273,7 +284,7 @@ def _round_attention(workload: Workload, k: int, s: float, batch: float) -> Traf
     """Cache traffic of one round of `batch` sequences: k drafts and the verification."""
     shape, length = workload.shape, workload.length
     selected = selected_keys(length, s, workload.min_budget)
-    total = full_attention_traffic(shape, batch, length, k + 1, scores=workload.scores)
+    total = full_attention_traffic(shape, batch, length, k + 1, **_scoring(workload))
     for step in range(1, k + 1):
         total = total + draft_attention_traffic(shape, batch, length, selected=selected, step=step)
     return total

@@ -87,14 +87,21 @@ def gemm_traffic(shape: ModelShape, rows: float, logit_rows: float) -> Traffic:
 
 
 def full_attention_traffic(
-    shape: ModelShape, batch: float, length: int, rows: int, *, scores: str = "none"
+    shape: ModelShape,
+    batch: float,
+    length: int,
+    rows: int,
+    *,
+    scores: str = "none",
+    selection_bytes: float = 0.0,
 ) -> Traffic:
     """Cache traffic of one pass of `rows` causal rows a sequence, every layer at full attention.
 
     `scores` says how the keys of the full layers are scored: "none"; "pooled", one value a key and
     KV head from the attention kernel itself; "rows", one value for each query row and head, pooled
     by a second kernel; "reread", a second pass over the keys (the paper's code). All but "none"
-    also count what the Top-K selection reads.
+    also count what the Top-K selection reads, and `selection_bytes` a key and KV head on top: what
+    a strategy reads and writes beside the pooled score (`Strategy.selection_bytes`).
     """
     if scores not in SCORE_MODES:
         raise ValueError(f"scores must be one of {', '.join(SCORE_MODES)}, got {scores!r}")
@@ -103,6 +110,8 @@ def full_attention_traffic(
         attention = _full_layer(shape, layer, length, rows)
         if scores != "none" and layer.kind == "full":
             attention = attention + _score_layer(shape, layer, length + rows, rows, scores)
+            own = layer.kv_heads * (length + rows) * selection_bytes
+            attention = attention + Traffic(scores=own)
         total = total + attention * (count * batch)
     return total
 
@@ -148,11 +157,19 @@ def draft_step(
 
 
 def verify_pass(
-    shape: ModelShape, batch: float, length: int, *, k: int, scores: str = "pooled"
+    shape: ModelShape,
+    batch: float,
+    length: int,
+    *,
+    k: int,
+    scores: str = "pooled",
+    selection_bytes: float = 0.0,
 ) -> Traffic:
     """One pass of k + 1 rows a sequence at full attention, with scores for the next selection."""
     rows = k + 1
-    attention = full_attention_traffic(shape, batch, length, rows, scores=scores)
+    attention = full_attention_traffic(
+        shape, batch, length, rows, scores=scores, selection_bytes=selection_bytes
+    )
     return gemm_traffic(shape, batch * rows, batch * rows) + attention
 
 

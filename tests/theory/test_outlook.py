@@ -43,6 +43,7 @@ def test_it_becomes_json(work):
         "schedule": "lockstep",
         "min_budget": 128,
         "scores": "pooled",
+        "selection_bytes": 0.0,
     }
 
 

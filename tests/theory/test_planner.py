@@ -311,3 +311,16 @@ def test_a_bad_setting_is_refused(values, message):
     work = Workload(QWEN, HARDWARE["H200"], 1, 100)
     with pytest.raises(ValueError, match=message):
         expect(work, **{**PAPER, **values})
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_a_selection_moves_is_paid_once_a_round(schedule):
+    hardware = custom_hardware("a", bandwidth=1e12, flops=1e18, memory=80e9)
+    work = Workload(QWEN, hardware, 32, 16384, schedule=schedule)
+    dear = dataclasses.replace(work, selection_bytes=7.0)
+    # 36 layers of 8 KV heads; the verified tokens are keys too.
+    moved = 7.0 * 36 * 8 * (16384 + 9) * 32
+    more = expect(dear, **PAPER).round_seconds - expect(work, **PAPER).round_seconds
+    assert more == pytest.approx(moved / 1e12, rel=1e-6)
+    with pytest.raises(ValueError, match="selection_bytes must be >= 0, got -1"):
+        dataclasses.replace(work, selection_bytes=-1)

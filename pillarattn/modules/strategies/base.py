@@ -77,6 +77,14 @@ class Strategy(ABC):
         """
         return 0.0
 
+    @property
+    def selection_bytes(self) -> float:
+        """Bytes a key and KV head that a selection moves beside the pooled score it ranks by.
+
+        Reads and writes, an average over rounds, as a fused kernel would move them.
+        """
+        return 0.0
+
     def given(self, value: T | None, what: str) -> T:
         """Return a part of the request, or raise `ValueError` if the caller left it out."""
         if value is None:

@@ -222,6 +222,21 @@ def test_pieces_do_not_change_the_forecast(builders, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "reads", "moved"),
+    [
+        # Reads: the last row in 16 bits; mean and maximum; every n-th time mean and last row too.
+        ({}, 2 + 2 + 2 / 4, 2 + 2 * 2 + 2 * 2 / 4),
+        ({"learn_every": 1}, 2 + 2 + 2, 2 + 4 + 4),
+        ({"state_bits": 32, "learn_every": 2}, 2 + 8 + 4, 2 + 16 + 8),
+    ],
+)
+def test_bytes_of_a_selection(arguments, reads, moved):
+    strategy = ForecastStrategy(**arguments)
+    assert strategy.selection_bytes == moved
+    assert strategy.extra_reads(1000, 8) == pytest.approx(reads / 256 * 1000 / 8)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"features": ("now", "then")}, "features must be names out of now, last"),

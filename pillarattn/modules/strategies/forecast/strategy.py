@@ -183,6 +183,14 @@ class ForecastStrategy(RankedStrategy):
         bits = 16 + self.state_bits * (2 + len(LEARNT_FROM) / self.learn_every)
         return bits / (2 * 64 * 16) * length / max(k, 1)
 
+    @property
+    def selection_bytes(self) -> float:
+        """Bytes a key and KV head: the reads of `extra_reads`, and the state written again."""
+        state = self.state_bits / 8
+        taught = len(LEARNT_FROM) * state / self.learn_every
+        kept = (len(REMEMBERED) - len(LEARNT_FROM)) * state
+        return 2 + 2 * (kept + taught)
+
     def weights(self, layers: tuple[int, ...], rows: int, heads: int) -> Tensor:
         """Return what was learnt of a group of layers, `[rows, heads, F]`, in `features`' order.
 
