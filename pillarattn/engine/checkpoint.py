@@ -39,7 +39,7 @@ class Checkpoint:
             return ""
         plain = {f.name: getattr(params, f.name) for f in fields(params)}
         plain.pop("logits_processors")
-        text = json.dumps([self._model, index, sample, prompt, plain], sort_keys=True)
+        text = json.dumps([self._model, index, sample, prompt, plain], sort_keys=True, default=repr)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def find(self, key: str, request_id: str) -> RequestOutput | None:

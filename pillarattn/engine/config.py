@@ -12,6 +12,7 @@ from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.block_pool import BLOCK_SIZES
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.phases import PHASE_POLICIES
+from pillarattn.engine.request import ACCEPTANCE_RULES
 from pillarattn.engine.scheduler import ADMISSIONS, SchedulerConfig
 
 
@@ -28,8 +29,8 @@ class EngineConfig:
         max_length: tokens of prompt and output at most; None is what the model's config says.
         speculative: False decodes plainly with the same attention and the same sampler.
         pillar: how drafts are made and which keys they read; requests may have their own `k` and
-            `s`. Drafts come from the model itself ("sparse") or from the text ("ngram"), at a
-            constant length and share; sampling is seeded ("gumbel").
+            `s`. Drafts come from the model itself ("sparse") or from the text ("ngram").
+            `acceptance` "auto" is "gumbel": each request has a seed.
         phases: "unified" levels the rows of steps, "lockstep" lets all verify together.
         admission: "optimistic" admits what fits now; "reserve" what fits at its full length.
         eviction: who makes room: "fifo", "lifo", "shortest", "lru" or "heat".
@@ -87,10 +88,14 @@ class EngineConfig:
                 "the engine takes pillar.drafter 'sparse' or 'ngram', got "
                 f"{self.pillar.drafter!r}; model.generate(assistant=) takes the others"
             )
+        for name in ("k", "s"):
+            if isinstance(getattr(self.pillar, name), str):
+                raise ValueError(
+                    f"the engine takes a number for pillar.{name}, got "
+                    f"{getattr(self.pillar, name)!r}; model.generate(assistant=) takes the others"
+                )
         for name, allowed in (
-            ("draft_length", ("constant",)),
-            ("draft_share", ("constant",)), ("acceptance", ("auto", "gumbel")),
-            ("parity", ("default",)),
+            ("acceptance", ("auto", *ACCEPTANCE_RULES)), ("parity", ("default",)),
         ):  # fmt: skip
             value = getattr(self.pillar, name)
             if value not in allowed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ class RequestDecoder:
         )
         self._rule = rule_of(params)
         self._selector = generator.new_selector()
+        self._length, self._share = generator.new_draft_length(), generator.new_draft_share()
+        self._s = self._selector.budget.s
         drafter = generator.new_drafter()
         self._lookup = drafter if isinstance(drafter, NgramDrafter) else None
         # Whether drafts run the model over selected keys, which somebody must then select.
@@ -69,6 +72,8 @@ class RequestDecoder:
         self._filling = self._filled = 0
         self._selections: dict[int, Selection] = {}
         self._drafts: list[int] = []
+        # What each draft was drawn from, where the rule needs it.
+        self._laws: list[Tensor] = []
         self._emitted = 0
         self._scores: ScoreBuffer | None = None
 
@@ -84,7 +89,7 @@ class RequestDecoder:
 
     def forget_drafts(self) -> None:
         """Start the round again; the next draft is the first one."""
-        self._drafts = []
+        self._drafts, self._laws = [], []
 
     def prefill(self, table: BlockTable, start: int, tokens: int, *, emits: bool) -> Segment:
         """Return the rows of a chunk of the text."""
@@ -141,10 +146,14 @@ class RequestDecoder:
         """Whether drafts come all at once, from the text."""
         return self._lookup is not None
 
+    def wish(self, room: int) -> int:
+        """Return how many of at most `room` drafts the coming round should have."""
+        return min(room, self._length.choose(room)) if room else 0
+
     def propose(self, room: int) -> int:
         """Look up at most `room` drafts for the coming round; return how many there are."""
         assert self._lookup is not None
-        self._drafts = []
+        self.forget_drafts()
         if room > 0:
             tokens, found = look_up(
                 self.history.ids[:, : self.length], [0], [self.length], k=room,
@@ -155,13 +164,17 @@ class RequestDecoder:
                 self._drafts.append(token)
         return len(self._drafts)
 
-    def add_draft(self, raw: Tensor) -> None:
-        """Draw the round's next draft from `raw` `[1, V]`."""
+    def add_draft(self, raw: Tensor) -> bool:
+        """Draw the round's next draft from `raw` `[1, V]`; return whether the round drafts on."""
         at = len(self._drafts)
         logits = self._process(self.history, [self.length + at], raw.unsqueeze(0))
-        drawn, _ = self._rule.draw(logits[:, 0], [self.length + at - len(self.request.prompt)])
+        drawn, law = self._rule.draw(logits[:, 0], [self.length + at - len(self.request.prompt)])
         self.history.sketch(at, drawn)
         self._drafts.append(int(drawn))
+        if law is not None:
+            self._laws.append(law)
+        sure = self._length.goes_on(logits[:, 0])
+        return sure is None or bool(sure)
 
     def judge(self, raw: Tensor) -> list[int]:
         """Emit what the verify pass's `raw` `[rows, V]` leaves of the drafts, and one token more.
@@ -175,11 +188,18 @@ class RequestDecoder:
         tokens = self._judge(drafts, raw)
         request.rounds += 1
         request.drafted += len(drafts)
-        request.accepted += min(self._accepted, len(request.output) - before)
-        self._drafts, self._emitted = [], len(tokens)
+        kept = min(self._accepted, len(request.output) - before)
+        request.accepted += kept
+        for policy in (self._length, self._share):
+            policy.observe([len(drafts)], [kept])
+        self.forget_drafts()
+        self._emitted = len(tokens)
         self.view.set_length(self.length - 1)
         if self._selects and request.finish_reason is None and self._scores is not None:
             view: Any = self.view
+            s = self._share.choose(self._s)
+            if s != self._selector.budget.s:
+                self._selector.budget = replace(self._selector.budget, s=s)
             self._selections = self._selector.select(
                 view, self._scores, emitted=[len(tokens)], tokens=self._tokens()
             )
@@ -196,7 +216,10 @@ class RequestDecoder:
         """Commit tokens one by one, up to an end, an error or the last accepted one."""
         history, before = self.history, self.length
         logits = self._process(history, [before], raw.unsqueeze(0))
-        draft = Draft(torch.tensor([drafts], dtype=torch.int64, device=raw.device))
+        draft = Draft(
+            torch.tensor([drafts], dtype=torch.int64, device=raw.device),
+            torch.stack(self._laws, dim=1) if self._laws and drafts else None,
+        )
         verdict = self._rule.judge(draft, logits, [before - len(self.request.prompt)])
         self._accepted = verdict.accepted[0]
         chosen = [*drafts[: self._accepted], int(verdict.next_tokens)]

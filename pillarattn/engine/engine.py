@@ -267,7 +267,7 @@ class Engine:
                 self._guarded(name, news, lambda name=name: self._first(name, rows[name]))
         for name in plan.drafts:
             self.scheduler.drafted(name)
-            self._guarded(name, news, lambda name=name: self._decoders[name].add_draft(rows[name]))
+            self._guarded(name, news, lambda name=name: self._draft(name, rows[name]))
         for name, _ in plan.verifies:
             self._guarded(name, news, lambda name=name: self._verify(name, rows[name]))
 
@@ -287,7 +287,7 @@ class Engine:
         self._shared.keep(name, raw, decoder.seeds.seeds)
         self._shared.leave(name)
         decoder.first_token(raw)
-        self._propose(name)
+        self._next_round(name)
 
     def _fork(self, name: str) -> None:
         decoder, shared = self._decoders[name], self._shared.of(name)
@@ -296,19 +296,26 @@ class Engine:
         decoder.view.place(self.scheduler.entries[name].table, self.runner.device)
         self.scheduler.forked(name)
         decoder.first_token(shared.raw)
-        self._propose(name)
+        self._next_round(name)
+
+    def _draft(self, name: str, raw: Tensor) -> None:
+        if not self._decoders[name].add_draft(raw):
+            self.scheduler.end_draft(name)
 
     def _verify(self, name: str, raw: Tensor) -> None:
         emitted = self._decoders[name].judge(raw)
         self.scheduler.verified(name, len(emitted))
-        self._propose(name)
+        self._next_round(name)
 
-    def _propose(self, name: str) -> None:
-        """Give a request whose drafts take no steps those of its coming round."""
+    def _next_round(self, name: str) -> None:
+        """Say how long a request's coming round is, and look up drafts that take no steps."""
         decoder = self._decoders[name]
-        if decoder.proposes and self.requests[name].finish_reason is None:
-            room = self.scheduler.entries[name].draft_room
-            self.scheduler.proposed(name, decoder.propose(room))
+        if self.requests[name].finish_reason is None:
+            wish = decoder.wish(self.scheduler.entries[name].draft_room)
+            if decoder.proposes:
+                self.scheduler.proposed(name, decoder.propose(wish))
+            else:
+                self.scheduler.wished(name, wish)
 
     def _report(self, name: str, new: list[int]) -> RequestOutput:
         request = self.requests[name]

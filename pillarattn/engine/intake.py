@@ -111,10 +111,11 @@ class Intake:
         return self.requests.pop(name)
 
     def _decoder(self, request: Request) -> RequestDecoder:
-        pillar = self.config.pillar
+        pillar, own = self.config.pillar, request.params
         generator = SelfSpeculativeGenerator.from_config(
-            replace(pillar, k=request.params.k or 0, s=request.params.s or pillar.s)
-        )
+            replace(pillar, k=own.k or 0, s=own.s or pillar.s, draft_length=own.draft_length,
+                    draft_share=own.draft_share)
+        )  # fmt: skip
         return RequestDecoder(
             request, generator, self.runner.cache, device=self.runner.device, stop=self.stop
         )

@@ -36,6 +36,7 @@ class Entry:
         last_read: step in which all of its keys were last read.
         heat: what the last verify pass paid to each of its blocks, if that was measured.
         names: of its full pages, by which others find them and it those of others; None: neither.
+        wish: drafts of the current round at most; None: `k`.
         named: pages that have their names in the pool.
         fresh: tokens at the prompt's end that it computes itself in any case, >= 1.
     """
@@ -59,6 +60,7 @@ class Entry:
     last_read: int = 0
     heat: tuple[float, ...] = ()
     names: PageNames | None = None
+    wish: int | None = None
     named: int = 0
     fresh: int = 1
 
@@ -79,7 +81,8 @@ class Entry:
 
     def start_round(self) -> None:
         """Forget drafts and set how many the coming round may have."""
-        self.progress = Progress(self.request_id, 0 if self.proposes else self.draft_room)
+        room = self.draft_room if self.wish is None else min(self.draft_room, self.wish)
+        self.progress = Progress(self.request_id, 0 if self.proposes else room)
 
     @property
     def draft_room(self) -> int:
@@ -201,11 +204,11 @@ class KVManager:
                 self._evict(half[0])
             elif running:
                 own = [spare] if spare.state is RequestState.DECODE else []
-                self._evict(self._chosen(self.policy.victim, running + own))
+                self._evict(self._chosen(self.policy.victim, _least_urgent(running + own)))
                 if own and spare.state is not RequestState.DECODE:
                     return True
             elif others:
-                self.drop(max(others, key=lambda e: e.admitted))
+                self.drop(max(others, key=lambda e: (e.priority, e.admitted)))
             else:
                 return False
         return True
@@ -220,7 +223,7 @@ class KVManager:
         if not gone:
             return None
         begun = [e for e in gone if e.table.on_host and len(e.table.on_host) < len(e.table)]
-        entry = self._chosen(self.policy.returning, begun or gone)
+        entry = self._chosen(self.policy.returning, _most_urgent(begun or gone))
         blocks = entry.table.on_host[: self.chunk]
         active = [e for e in entries if e.state in (RequestState.DECODE, RequestState.PREFILL)]
         headroom = self.round_room([*active, entry]) if active else 0
@@ -270,3 +273,13 @@ class KVManager:
     def _chosen(choose: Callable[[list[Candidate]], Candidate], entries: list[Entry]) -> Entry:
         chosen = choose([e.candidate() for e in entries])
         return next(e for e in entries if e.request_id == chosen.request_id)
+
+
+def _least_urgent(entries: list[Entry]) -> list[Entry]:
+    last = max(e.priority for e in entries)
+    return [e for e in entries if e.priority == last]
+
+
+def _most_urgent(entries: list[Entry]) -> list[Entry]:
+    first = min(e.priority for e in entries)
+    return [e for e in entries if e.priority == first]

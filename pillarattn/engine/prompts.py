@@ -74,15 +74,20 @@ def check_request(
 
 
 def filled(params: SamplingParams, config: EngineConfig, noise: torch.Generator) -> SamplingParams:
-    """Return `params` with what the request leaves to the engine: `k`, `s`, and a drawn seed."""
-    k = config.pillar.k if params.k is None else params.k
+    """Return `params` with what the request leaves to the engine, and a seed drawn for it."""
+    pillar = config.pillar
+    k = pillar.k if params.k is None else params.k
     seed = params.seed
     if seed is None and not params.is_greedy:
         seed = int(torch.randint(2**62, (), generator=noise))
     return replace(
         params,
         k=k if config.speculative else 0,
-        s=config.pillar.s if params.s is None else params.s,
+        s=pillar.s if params.s is None else params.s,
+        draft_length=pillar.draft_length if params.draft_length is None else params.draft_length,
+        draft_share=pillar.draft_share if params.draft_share is None else params.draft_share,
+        acceptance=params.acceptance
+        or (None if pillar.acceptance == "auto" else pillar.acceptance),
         seed=seed,
     )
 

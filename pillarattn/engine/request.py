@@ -10,6 +10,8 @@ from typing import Any
 
 # `(ids [1, L] int64, logits [1, V] fp32) -> logits`, as a Hugging Face logits processor.
 LogitsProcessor = Callable[[Any, Any], Any]
+# Seeded noise, or rejection token by token or of the draft as a whole.
+ACCEPTANCE_RULES = ("gumbel", "rejection", "block")
 
 
 class RequestState(Enum):
@@ -54,6 +56,13 @@ class SamplingParams:
         ignore_eos: let end-of-sequence tokens stand in the output without ending it.
         k: tokens drafted per round at most; None is the engine's, 0 is plain decoding.
         s: share of the context that a draft reads, 0 < s <= 1; None is the engine's.
+        draft_length: how many of the `k` a round drafts: "constant", "acceptance", "confidence", or
+            as in `PillarConfig`; None is the engine's.
+        draft_share: what share of the context drafts read, likewise; None is the engine's.
+        acceptance: with a temperature, "gumbel": noise keyed by seed and position, so that tokens
+            depend on nothing else; "rejection" or "block": drafts are kept more often and the law
+            is the same, but which tokens come depends on the rounds, and so on the batch. None is
+            the engine's.
         logits_processors: called in order after the penalties and before the temperature, on one
             row. They must be functions of their arguments: drafts make extra calls.
 
@@ -76,6 +85,9 @@ class SamplingParams:
     ignore_eos: bool = False
     k: int | None = None
     s: float | None = None
+    draft_length: Any = None
+    draft_share: Any = None
+    acceptance: str | None = None
     logits_processors: tuple[LogitsProcessor, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +112,11 @@ class SamplingParams:
         _check_number("frequency_penalty", self.frequency_penalty)
         if self.s is not None:
             _check_number("s", self.s, 0.0, 1.0, open_low=True)
+        if self.acceptance not in (None, *ACCEPTANCE_RULES):
+            raise ValueError(
+                f"acceptance must be one of {', '.join(map(repr, ACCEPTANCE_RULES))} or None, got "
+                f"{self.acceptance!r}"
+            )
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"stop must hold non-empty strings, got {text!r}")
@@ -124,7 +141,7 @@ class Request:
     Attributes:
         id: unique in its engine.
         prompt: token ids.
-        params: as given, `k`, `s` and `seed` filled in.
+        params: as given; what was left to the engine is filled in.
         priority: smaller comes first; ties by arrival.
         parent: the request whose prompt pages it shares, or None.
         output: new token ids so far.

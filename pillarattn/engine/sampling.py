@@ -14,7 +14,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from pillarattn.decoding.acceptance import ACCEPTANCE, AcceptanceRule
+from pillarattn.decoding.acceptance import AcceptanceRule, GreedyRule, GumbelRule
+from pillarattn.engine.own_noise import OwnBlock, OwnRejection
 from pillarattn.engine.request import SamplingParams
 
 
@@ -66,7 +67,10 @@ def processors_of(params: SamplingParams, *, prompt_length: int) -> LogitsProces
 def rule_of(params: SamplingParams) -> AcceptanceRule:
     """Return what draws and judges the tokens of one request.
 
-    Sampling noise is keyed by the request's seed and the token's place in the output, so that
-    nothing else in the batch can change it.
+    With "gumbel" the noise is keyed by the request's seed and the token's place in the output, so
+    that nothing else in the batch can change it.
     """
-    return ACCEPTANCE.get("greedy" if params.is_greedy else "gumbel")(params.seed)
+    if params.is_greedy:
+        return GreedyRule(params.seed)
+    rules = {"rejection": OwnRejection, "block": OwnBlock}
+    return rules.get(params.acceptance or "gumbel", GumbelRule)(params.seed)

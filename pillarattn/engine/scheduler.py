@@ -210,6 +210,17 @@ class Scheduler:
         """Report that a request has one draft more."""
         self.entries[request_id].progress.drafted += 1
 
+    def end_draft(self, request_id: str) -> None:
+        """Report that a round has all the drafts that it will have."""
+        progress = self.entries[request_id].progress
+        progress.k = progress.drafted
+
+    def wished(self, request_id: str, drafts: int) -> None:
+        """Report how many drafts a request wants at most in the round that begins."""
+        entry = self.entries[request_id]
+        entry.wish = drafts
+        entry.start_round()
+
     def proposed(self, request_id: str, drafts: int) -> None:
         """Report that a request has all the drafts of its round, at most its `draft_room`."""
         entry = self.entries[request_id]
@@ -330,7 +341,7 @@ class Scheduler:
         """Return what is computed of prompts; of equal pages the first request computes each."""
         budget, chunks, size = self.config.prefill_chunk, [], self.pool.block_size
         coming: set[bytes] = set()
-        for entry in self._in(RequestState.PREFILL):
+        for entry in sorted(self._in(RequestState.PREFILL), key=lambda e: e.priority):
             # Others may have gone on since it came in.
             self._share(entry)
             page, target = entry.cached // size, entry.prefill_target

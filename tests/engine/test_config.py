@@ -31,9 +31,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(field, value, allowed):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"drafter": ("ngram", "sparse")},
-     {"draft_length": "acceptance"}, {"draft_share": "acceptance"},
-     {"acceptance": "rejection"}, {"parity": "reference"}],
+    [{"drafter": ("ngram", "sparse")}, {"acceptance": "greedy"}, {"parity": "reference"},
+     {"k": "auto"}],
 )  # fmt: skip
 def test_drafts_that_the_engine_does_not_make_are_refused(changes):
     with pytest.raises(ValueError, match=f"pillar.{next(iter(changes))}"):

@@ -32,6 +32,7 @@ from pillarattn.engine.request import FinishReason, Request, RequestState, Sampl
         ("k", -1, ">= 0"),
         ("s", 0.0, "0 < s <= 1"),
         ("logits_processors", (3,), "callables"),
+        ("acceptance", "greedy", "'gumbel', 'rejection', 'block'"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(field, value, allowed):
