@@ -83,16 +83,16 @@ def test_samples_follow_the_law(engine, models, prompts, rule, drafter):
     count, new = 1200, 3
     prompt = prompts[3] * (2 if drafter == "ngram" else 1)
     params = SamplingParams(
-        max_tokens=new, temperature=0.5, top_k=3, seed=11, n=count, acceptance=rule, k=2, s=0.01
+        max_tokens=new, temperature=1.0, top_k=6, seed=11, n=count, acceptance=rule, k=2, s=0.4
     )
-    run = engine(drafter=drafter, min_budget=2, recent=1, sink=0, kv_tokens=8192, prefill_chunk=100)
+    run = engine(drafter=drafter, kv_tokens=8192, prefill_chunk=100)
     with torch.no_grad():
-        law = law_of(models()[0], prompt, new, 3, 0.5)
+        law = law_of(models()[0], prompt, new, 6, 1.0)
     seen = Counter(o.token_ids for o in run.generate([prompt], params))
     assert seen.keys() <= law.keys()
     chi = sum((seen[text] - count * p) ** 2 / (count * p) for text, p in law.items())
-    # 26 degrees of freedom; 55 is exceeded once in a thousand.
-    assert chi < 55, chi
+    # 215 degrees of freedom; 290 is exceeded less than once in a thousand.
+    assert chi < 290, chi
     # Prompt lookup may find nothing to say in random text.
     assert run.stats.drafted > 0 or drafter == "ngram"
     assert run.stats.accepted < run.stats.drafted or not run.stats.drafted
