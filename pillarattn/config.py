@@ -117,7 +117,8 @@ class PillarConfig:
 
     def _check_auto(self) -> None:
         """Raise if the cost gate is asked for beside what would choose the same thing."""
-        if self.s == AUTO and self.k != AUTO:
+        # k = 0 drafts nothing, whatever s is: the plain twin of k="auto".
+        if self.s == AUTO and self.k not in (AUTO, 0):
             raise ValueError(
                 f"s='auto' is chosen together with k, got k={self.k!r}; use k='auto', or a number "
                 "for s (draft_share='acceptance' adapts it at a fixed k)"

@@ -217,6 +217,7 @@ def test_auto_leaves_k_and_s_to_the_cost_gate():
     config = PillarConfig(k="auto", s="auto")
     assert PillarConfig.from_dict(config.to_dict()) == config
     assert PillarConfig(k="auto", s=0.1).s == 0.1
+    assert dataclasses.replace(config, k=0).s == "auto"
     assert PillarConfig(k="auto", draft_length={"name": "constant"}).k == "auto"
 
 

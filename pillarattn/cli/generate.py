@@ -18,16 +18,17 @@ from pillarattn.cli.console import (
 from pillarattn.cli.live_text import LiveText
 from pillarattn.cli.option_types import (
     Device,
-    Drafts,
+    DraftsOrAuto,
     Dtype,
     JsonTarget,
     MinBudget,
     ModelName,
     Plain,
     SamplingTemperature,
-    Share,
+    ShareOrAuto,
     StrategyName,
 )
+from pillarattn.cli.option_values import parse_value
 from pillarattn.cli.result_tables import show_comparison, show_strategies, show_verdict
 from pillarattn.evaluation.comparison import Comparison, compare
 from pillarattn.evaluation.demo_model import load_model, resolve_device, resolve_dtype
@@ -68,8 +69,8 @@ def generate(
     demo: Demo = False,
     prompt_tokens: DemoTokens = 2500,
     max_new_tokens: NewTokens = 128,
-    k: Drafts = 8,
-    s: Share = 0.05,
+    k: DraftsOrAuto = "8",
+    s: ShareOrAuto = "0.05",
     strategy: StrategyName = "pillar",
     min_budget: MinBudget = 128,
     temperature: SamplingTemperature = 0.0,
@@ -86,7 +87,7 @@ def generate(
         check_json_target(json_to)
         _check_numbers(max_new_tokens, prompt_tokens, temperature)
         assistant = SelfSpeculativeGenerator(
-            k=k, s=s, strategy=strategy, min_budget=min_budget, seed=seed
+            k=parse_value(k), s=parse_value(s), strategy=strategy, min_budget=min_budget, seed=seed
         )
         names = _strategies_to_measure(strategies, demo)
         text = _given_prompt(prompt, prompt_file, demo)

@@ -12,8 +12,21 @@ ModelName = Annotated[
     str, typer.Option(help="smollm2 (built in), a checkpoint folder, or a hub name.")
 ]
 Drafts = Annotated[int, typer.Option(help="Tokens drafted per round; 0 is plain decoding.")]
+DraftsOrAuto = Annotated[
+    str,
+    typer.Option(
+        help="Tokens drafted per round; 0 is plain decoding, auto what pays best by measured times."
+    ),
+]
 Share = Annotated[
     float, typer.Option(help="Share of the context that a draft may read, 0 < s <= 1.")
+]
+ShareOrAuto = Annotated[
+    str,
+    typer.Option(
+        help="Share of the context that a draft may read, 0 < s <= 1; auto, with --k auto, what "
+        "pays best."
+    ),
 ]
 StrategyName = Annotated[
     str, typer.Option(help=f"What chooses the keys: {', '.join(STRATEGIES.names())}.")

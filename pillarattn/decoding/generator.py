@@ -31,6 +31,12 @@ class SelfSpeculativeGenerator:
     Stock `model.generate(..., custom_generate=pillar)` takes it too, on a patched model. It holds
     settings and the statistics of its last run, so that one object serves many calls and models.
 
+    Attributes:
+        config: the settings.
+        stats: what the last run did.
+        synchronise: wait for a GPU at the ends of a round's phases, so that the seconds in `stats`
+            are the device's too and not only the host's; slower, for profiles.
+
     Args:
         k: tokens drafted per round; 0 is plain decoding with the same sampler; "auto" is what
             pays best, plain decoding included.
@@ -51,6 +57,7 @@ class SelfSpeculativeGenerator:
     ) -> None:
         self.config = PillarConfig.from_dict({"k": k, "s": s, "strategy": strategy, **options})
         self.stats = GenerationStats()
+        self.synchronise = False
         # Wrong names fail here, not in the middle of a sweep.
         self.new_strategy()
         self.new_drafter()

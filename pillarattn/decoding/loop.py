@@ -37,6 +37,8 @@ class DecodingRun:
         gate: chooses both, or plain decoding, round by round; None: k and s hold throughout.
         seed_rows: prompt rows that choose the first round's keys; 0 drafts it with all keys.
         row_limit: see `kernels.verify_attention`.
+        synchronise: wait for the device at the ends of phases, so that their times are true on a
+            GPU too; slower.
     """
 
     target: Target
@@ -54,6 +56,7 @@ class DecodingRun:
     draft_length: DraftLength = field(default_factory=ConstantLength)
     draft_share: DraftShare = field(default_factory=ConstantShare)
     gate: Gate | None = None
+    synchronise: bool = False
 
     def __post_init__(self) -> None:
         self.vocabulary: int | None = None
@@ -346,8 +349,15 @@ class DecodingRun:
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
+        self._wait()
         begun = time.perf_counter()
         try:
             yield
         finally:
+            self._wait()
             setattr(self.stats, name, getattr(self.stats, name) + time.perf_counter() - begun)
+
+    def _wait(self) -> None:
+        device = self.history.ids.device
+        if self.synchronise and device.type == "cuda":
+            torch.cuda.synchronize(device)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pillarattn.config import PillarConfig
+from pillarattn.config import AUTO, PillarConfig
 from pillarattn.decoding.drafters import DRAFTERS
 from pillarattn.modules.strategies import STRATEGIES, Strategy
 
@@ -105,6 +105,13 @@ class EvalConfig:
             )
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be a number with 0 < top_p <= 1, got {self.top_p!r}")
+        given: tuple[Any, Any] = (self.k, self.s)
+        if AUTO in given:
+            # What a gate chooses depends on the machine's clock: such a cell cannot be repeated.
+            raise ValueError(
+                f"an evaluation takes numbers for k and s, got k={self.k!r}, s={self.s!r}; "
+                "`pillarattn bench generate` measures k='auto'"
+            )
         if self.lossless not in LOSSLESS_CHECKS:
             raise ValueError(
                 f"lossless must be one of {', '.join(LOSSLESS_CHECKS)}, got {self.lossless!r}"

@@ -159,6 +159,7 @@ def _new_run(
         draft_length=agreed_length(generator.new_draft_length(), ranks),
         draft_share=agreed_share(generator.new_draft_share(), ranks),
         gate=agreed_gate(generator.new_gate(drafter), ranks),
+        synchronise=generator.synchronise,
         **_parity_options(generator, call.model),
     )
 

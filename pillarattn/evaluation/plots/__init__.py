@@ -13,6 +13,11 @@ from pillarattn.evaluation.plots.forecast import (
     plot_learnt_weights,
     plot_weight_course,
 )
+from pillarattn.evaluation.plots.generate_bench import (
+    plot_gate_choices,
+    plot_generate_bench,
+    plot_speedup_map,
+)
 from pillarattn.evaluation.plots.kept_keys import (
     kept_keys_html,
     plot_kept_by_layer,
@@ -31,6 +36,8 @@ __all__ = [
     "plot_acceptance_by_position",
     "plot_acceptance_vs_s",
     "plot_cluster_day",
+    "plot_gate_choices",
+    "plot_generate_bench",
     "plot_head_budgets",
     "plot_head_rounds",
     "plot_kept_by_layer",
@@ -42,6 +49,7 @@ __all__ = [
     "plot_recall_by_head",
     "plot_recall_by_layer",
     "plot_speedup",
+    "plot_speedup_map",
     "plot_weight_course",
     "save",
 ]

@@ -1,0 +1,97 @@
+"""What a bench's records say of its variants, and which prompts it measures on."""
+
+from __future__ import annotations
+
+import pytest
+
+from pillarattn.evaluation.generate_bench import compare_variants, failures, read_bench
+from pillarattn.evaluation.generate_bench_cell import prompts, summarise
+from pillarattn.evaluation.generate_bench_settings import GenerateBench
+
+
+def variant(name, k, speed, **more):
+    return {
+        "name": name, "k": k, "decode_tokens_per_second": speed, "total_seconds": 10.0 / speed,
+        "lossless": None, **more,
+    }  # fmt: skip
+
+
+def test_speedups_and_the_share_of_the_best():
+    record = {
+        "batch": 1, "length": 10,
+        "variants": [
+            variant("plain", None, 2.0), variant("static + compile", None, 4.0),
+            variant("k=4", 4, 3.0), variant("k=8", 8, 6.0), variant("auto", "auto", 5.4),
+        ],
+    }  # fmt: skip
+    compare_variants(record)
+    found = {one["name"]: one for one in record["variants"]}
+    assert found["k=8"]["decode_speedup"] == 3.0
+    assert found["k=8"]["total_speedup"] == 3.0
+    assert found["k=8"]["decode_speedup_over_static"] == 1.5
+    assert record["best_fixed"] == "k=8"
+    assert found["auto"]["share_of_best"] == pytest.approx(0.9)
+    assert "share_of_best" not in found["k=8"]
+
+
+def test_plain_decoding_is_among_the_gates_rivals():
+    record = {"variants": [variant("plain", None, 2.0), variant("k=4", 4, 1.0),
+                           variant("auto", "auto", 1.9)]}  # fmt: skip
+    compare_variants(record)
+    assert record["variants"][2]["share_of_best"] == pytest.approx(0.95)
+
+
+def test_medians_and_spread():
+    runs = [{"prefill_seconds": 1.0, "decode_seconds": d} for d in (1.0, 2.0, 10.0)]
+    record = {"runs": runs, "decoded_tokens": 20}
+    summarise(record)
+    assert record["decode_tokens_per_second"] == 10.0
+    assert record["decode_spread"] == [2.0, 20.0]
+    assert record["total_seconds"] == 3.0
+
+
+def test_differences_are_listed():
+    bad = {"lossless": False, "verdict": "NOT LOSSLESS"}
+    record = {
+        "batch": 2, "length": 30,
+        "variants": [
+            variant("plain", None, 1.0), variant("k=4", 4, 1.0, lossless=bad),
+            variant("k=8", 8, 1.0, same_tokens=False), variant("k=2", 2, 1.0, same_tokens=True),
+        ],
+    }  # fmt: skip
+    assert failures([record]) == [
+        "B=2 L=30 k=4: NOT LOSSLESS",
+        "B=2 L=30 k=8: the timed runs' tokens differ from plain's",
+    ]
+
+
+def test_prompts_have_their_length_and_differ_by_row():
+    from pillarattn.evaluation.notebook_model import notebook_model
+
+    _, tokenizer = notebook_model(tiny=True)
+    ids = prompts(tokenizer, 3, 700, shared=False)
+    assert ids.shape == (3, 700)
+    assert not ids[0].equal(ids[1])
+    assert ids.equal(prompts(tokenizer, 3, 700, shared=False))
+    shared = prompts(tokenizer, 3, 700, shared=True)
+    assert shared[0].equal(shared[2])
+    assert shared[0].equal(ids[0])
+    assert tokenizer.decode(ids[0].tolist()).endswith("Solution:")
+
+
+def test_a_cells_hash_depends_on_what_it_measures_only():
+    base = GenerateBench()
+    assert base.cell_hash(1, 1024) == GenerateBench(lengths=(1024, 9)).cell_hash(1, 1024)
+    others = [
+        base.cell_hash(8, 1024), base.cell_hash(1, 4096),
+        *(GenerateBench(**change).cell_hash(1, 1024) for change in (
+            {"fixed": ((4, 0.1),)}, {"auto": False}, {"dtype": "bfloat16"}, {"new_tokens": 64},
+            {"temperature": 0.6}, {"threads": 2}, {"reuse_prompt": True},
+        )),
+    ]  # fmt: skip
+    assert len({base.cell_hash(1, 1024), *others}) == len(others) + 1
+    assert base.cells == [(1, 1024), (8, 1024), (1, 4096), (8, 4096)]
+
+
+def test_no_file_holds_no_records(tmp_path):
+    assert read_bench(tmp_path / "none.jsonl") == []
