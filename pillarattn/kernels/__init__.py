@@ -1,6 +1,7 @@
 """Functions on tensors that the rest of the library computes with; each op is a package here."""
 
 from pillarattn.kernels.draft_attention import draft_attention
+from pillarattn.kernels.key_forecast import forecast_mass, forecast_moments
 from pillarattn.kernels.kv_append import kv_append
 from pillarattn.kernels.mixed_attention import mixed_attention
 from pillarattn.kernels.rejection_sample import rejection_sample
@@ -15,6 +16,8 @@ from pillarattn.kernels.verify_attention import (
 __all__ = [
     "attention_scores",
     "draft_attention",
+    "forecast_mass",
+    "forecast_moments",
     "kv_append",
     "mixed_attention",
     "pool_rows",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pillarattn.kernels.key_forecast import FEATURES, features
 from pillarattn.modules.strategies import ForecastStrategy
-from pillarattn.modules.strategies.forecast import FEATURES, features
 from pillarattn.modules.strategies.forecast.strategy import DEFAULT_FEATURES, REMEMBERED
 
 ROOT = Path(__file__).resolve().parents[2]

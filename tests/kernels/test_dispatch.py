@@ -106,6 +106,8 @@ def test_every_op_has_a_reference() -> None:
     assert ops == {
         "attention_scores",
         "draft_attention",
+        "forecast_mass",
+        "forecast_moments",
         "kv_append",
         "mixed_attention",
         "pooled_attention",

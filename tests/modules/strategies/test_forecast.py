@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pillarattn import PillarConfig, SelfSpeculativeGenerator
-from pillarattn.modules.strategies import ForecastStrategy
-from pillarattn.modules.strategies.forecast.features import (
+from pillarattn.kernels.key_forecast.features import (
     FEATURES,
     KeyRecord,
     followed,
@@ -17,6 +16,7 @@ from pillarattn.modules.strategies.forecast.features import (
     to_codes,
     token_matches,
 )
+from pillarattn.modules.strategies import ForecastStrategy
 from pillarattn.modules.strategies.forecast.ridge import OnlineRidge
 
 
@@ -145,9 +145,10 @@ def test_ridge_solves_the_weighted_problem_and_forgets():
         for _ in range(3)
     ]
     for features, target in rounds:
-        ridge.decay(2, 1)
-        ridge.add(0, features[:1], target[:1])
-        ridge.add(1, features[1:], target[1:])
+        weighted = features * target.unsqueeze(-2)
+        ridge.add(
+            weighted @ features.transpose(-1, -2), (weighted @ target.unsqueeze(-1)).squeeze(-1)
+        )
     for row in range(2):
         moments, right = torch.zeros(3, 3).double(), torch.zeros(3).double()
         for age, (features, target) in enumerate(reversed(rounds)):
@@ -213,7 +214,7 @@ def test_pieces_do_not_change_the_forecast(builders, monkeypatch):
     rounds = [torch.rand(6, 2, 30, generator=noise) for _ in range(3)]
     found = []
     for memory in (2**30, 1):
-        monkeypatch.setattr("pillarattn.modules.strategies.forecast.strategy.MEMORY", memory)
+        monkeypatch.setattr("pillarattn.kernels.key_forecast.reference.MEMORY", memory)
         strategy = ForecastStrategy()
         for scores in rounds:
             mass = strategy.rank(request(builders, scores, tokens=tokens, layers=3))

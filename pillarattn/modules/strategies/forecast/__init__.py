@@ -1,6 +1,6 @@
 """The forecast strategy: what each key will be attended to, learnt while decoding."""
 
-from pillarattn.modules.strategies.forecast.features import FEATURES
+from pillarattn.kernels.key_forecast import FEATURES
 from pillarattn.modules.strategies.forecast.ridge import OnlineRidge
 from pillarattn.modules.strategies.forecast.strategy import ForecastStrategy
 

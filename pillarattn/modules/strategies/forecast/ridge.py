@@ -26,30 +26,18 @@ class OnlineRidge:
         self._moments: Tensor | None = None
         self._targets: Tensor | None = None
 
-    def decay(self, rows: int, heads: int) -> None:
-        """Forget a little; called once a round, before `add`."""
-        count = self.prior.shape[0]
-        if self._moments is None or self._targets is None:
-            self._moments = self.prior.new_zeros(rows, heads, count, count)
-            self._targets = self.prior.new_zeros(rows, heads, count)
-        else:
-            self._moments *= self.forget
-            self._targets *= self.forget
-
-    def add(self, first: int, features: Tensor, target: Tensor) -> None:
-        """Learn from keys, each weighted by its target: mistakes on large keys count.
+    def add(self, moments: Tensor, targets: Tensor) -> None:
+        """Forget a little, and learn from the sums of a round (`kernels.forecast_moments`).
 
         Args:
-            first: the first of the rows that they belong to.
-            features: `[r, Hkv, F, S]` fp32.
-            target: `[r, Hkv, S]` fp32, >= 0; 0 takes a key out.
+            moments: `[rows, heads, F, F]` fp32, `sum y f f'`.
+            targets: `[rows, heads, F]` fp32, `sum y**2 f`.
         """
-        assert self._moments is not None
-        assert self._targets is not None
-        weighted = features * target.unsqueeze(-2)
-        end = first + features.shape[0]
-        self._moments[first:end] += weighted @ features.transpose(-1, -2)
-        self._targets[first:end] += (weighted @ target.unsqueeze(-1)).squeeze(-1)
+        if self._moments is None or self._targets is None:
+            self._moments, self._targets = moments, targets
+        else:
+            self._moments = self._moments * self.forget + moments
+            self._targets = self._targets * self.forget + targets
 
     def weights(self, rows: int, heads: int) -> Tensor:
         """Return the weights, `[rows, heads, F]`: the prior where nothing was learnt."""

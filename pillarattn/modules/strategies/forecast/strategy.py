@@ -8,16 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pillarattn.kernels.key_forecast import FEATURES, forecast_mass, forecast_moments
+from pillarattn.kernels.key_forecast.features import stored, token_matches
 from pillarattn.modules.strategies.base import RankedStrategy, SelectionRequest, register_strategy
-from pillarattn.modules.strategies.forecast.features import (
-    FEATURES,
-    KeyRecord,
-    followed,
-    from_codes,
-    stack_features,
-    to_codes,
-    token_matches,
-)
 from pillarattn.modules.strategies.forecast.ridge import OnlineRidge
 from pillarattn.modules.strategies.head_budgets import listed, pooled_places
 from pillarattn.modules.strategies.history import PositionHistory
@@ -39,8 +32,6 @@ LEARNT_FROM = ("now", "last")
 FIRST_ROUNDS = 8
 STATE_BITS = (8, 32)
 BUDGETS = ("pooled", "even")
-# Bytes that the features of some rows may take at once.
-MEMORY = 96 * 2**20
 
 
 @register_strategy("forecast")
@@ -143,35 +134,38 @@ class ForecastStrategy(RankedStrategy):
 
     def rank(self, request: SelectionRequest) -> Tensor:
         """Return the expected mean mass of each key in the coming round, `[R, Hkv, S]` fp32."""
-        scores = self.given(request.scores, "scores").float()
-        now = request.committed(scores)
+        layers, index = request.layer_indices, request.round_index
+        now = self.given(request.scores, "scores").float()
         newest = self.given(request.rows, "scores").unsqueeze(-1) - 1
-        last = request.committed(request.row_scores(newest)[:, :, 0])
-        ridge = self._learnt.get(request.layer_indices)
+        last = request.row_scores(newest)[:, :, 0].float()
+        ridge = self._learnt.get(layers)
         if ridge is None:
-            prior = [PRIOR.get(name, 0.0) for name in self.features]
-            # Some features alone need something to start from.
-            prior = prior if max(prior) > 0 else [1 / len(prior)] * len(prior)
-            ridge = OnlineRidge(
-                torch.tensor(prior, dtype=now.dtype, device=now.device),
-                forget=self.forget,
-                ridge=self.ridge,
-            )
-            self._learnt[request.layer_indices] = ridge
-        before = self._recall(request)
-        if before is not None and self._learns(request.round_index):
-            self._learn(request, ridge, before, now)
+            ridge = self._learnt[layers] = self._new_ridge(now)
+        is_known = layers in self._before
+        if is_known and self._learns(index):
+            self._learn(request, ridge, now)
         matches = None
         if self.needs_tokens and request.tokens is not None:
             matches = token_matches(request.tokens, request.lengths)
-        record = followed(before, now, last, matches)
-        self._remember(request, record)
-        weights = ridge.weights(*now.shape[:2])
-        forecast = torch.empty_like(now)
-        for first, end in self._pieces(now):
-            found = stack_features(record.rows(first, end), self.features)
-            forecast[first:end] = (weights[first:end].unsqueeze(-2) @ found).squeeze(-2)
-        return forecast.clamp_min_(0).square_()
+        memory = self._memory
+        mass, average, peak = forecast_mass(
+            now,
+            last,
+            memory["average"].read(request) if is_known else None,
+            memory["peak"].read(request) if is_known else None,
+            matches,
+            ridge.weights(*now.shape[:2]),
+            lengths=request.lengths,
+            features=self.features,
+            state_dtype=memory["peak"].dtype,
+        )
+        kept = {"average": average, "peak": peak}
+        if self._learns(index + 1):
+            kept |= {n: stored(m, memory[n].dtype) for n, m in (("now", now), ("last", last))}
+        for name, numbers in kept.items():
+            memory[name].write(request, numbers)
+        self._before[layers] = (request.lengths, matches)
+        return mass
 
     def extra_reads(self, length: int, k: int) -> float:
         """Return the reads of what Top-K of the pooled scores does not read, in keys and values.
@@ -203,52 +197,28 @@ class ForecastStrategy(RankedStrategy):
         """Return whether the selection of a round first learns from the pass before it."""
         return round_index <= FIRST_ROUNDS or round_index % self.learn_every == 0
 
-    def _learn(
-        self, request: SelectionRequest, ridge: OnlineRidge, before: KeyRecord, now: Tensor
-    ) -> None:
+    def _learn(self, request: SelectionRequest, ridge: OnlineRidge, now: Tensor) -> None:
         """Compare the last forecast's features with what the verify pass has found since."""
-        lengths, _ = self._before[request.layer_indices]
+        lengths, matches = self._before[request.layer_indices]
         # A key that was rolled back, or is newer than the last forecast, teaches nothing.
-        line = torch.arange(now.shape[-1], device=now.device)
-        known = line < torch.minimum(lengths, request.lengths).unsqueeze(-1)
-        target = (now * known.unsqueeze(1)).sqrt_()
-        ridge.decay(*now.shape[:2])
-        for first, end in self._pieces(now):
-            found = stack_features(before.rows(first, end), self.features)
-            ridge.add(first, found, target[first:end])
-
-    def _recall(self, request: SelectionRequest) -> KeyRecord | None:
-        """Return what is remembered of the keys, as long as they are the same ones."""
-        if request.layer_indices not in self._before:
-            return None
-        _, matches = self._before[request.layer_indices]
         size = request.max_length
+        line = torch.arange(size, device=now.device)
+        unknown = line >= torch.minimum(lengths, request.lengths).unsqueeze(-1)
+        target = now.masked_fill(unknown.unsqueeze(1), 0.0).sqrt_()
         if matches is not None:
-            matches = torch.nn.functional.pad(matches, (0, max(size - matches.shape[1], 0)))[
-                :, :size
-            ]
-        learns = self._learns(request.round_index)
-        unknown = torch.zeros((), device=request.lengths.device)
-        known = dict.fromkeys(REMEMBERED, unknown)
-        for name, history in self._memory.items():
-            if learns or name not in LEARNT_FROM:
-                found = history.read(request)
-                known[name] = from_codes(found) if self.state_bits == 8 else found
-        return KeyRecord(**known, matches=matches)
+            room = max(size - matches.shape[1], 0)
+            matches = torch.nn.functional.pad(matches, (0, room))[:, :size]
+        record = {name: self._memory[name].read(request) for name in REMEMBERED}
+        ridge.add(
+            *forecast_moments(**record, matches=matches, target=target, features=self.features)
+        )
 
-    def _remember(self, request: SelectionRequest, record: KeyRecord) -> None:
-        teaches = self._learns(request.round_index + 1)
-        for name, history in self._memory.items():
-            if teaches or name not in LEARNT_FROM:
-                mass = getattr(record, name)
-                history.write(request, to_codes(mass) if self.state_bits == 8 else mass)
-        self._before[request.layer_indices] = (request.lengths, record.matches)
-
-    def _pieces(self, mass: Tensor) -> list[tuple[int, int]]:
-        """Return ranges of rows whose features fit the memory that they may take."""
-        rows, heads, size = mass.shape
-        step = max(1, MEMORY // (4 * heads * max(size, 1) * len(self.features)))
-        return [(first, min(first + step, rows)) for first in range(0, rows, step)]
+    def _new_ridge(self, like: Tensor) -> OnlineRidge:
+        prior = [PRIOR.get(name, 0.0) for name in self.features]
+        # Some features alone need something to start from.
+        prior = prior if max(prior) > 0 else [1 / len(prior)] * len(prior)
+        start = torch.tensor(prior, dtype=like.dtype, device=like.device)
+        return OnlineRidge(start, forget=self.forget, ridge=self.ridge)
 
     def _weights_of(self, request: SelectionRequest) -> Tensor:
         """Return the layers' weights, one a row of the request.

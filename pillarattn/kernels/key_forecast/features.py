@@ -60,6 +60,16 @@ def followed(
     return KeyRecord(now, last, average, torch.maximum(now, PEAK_DECAY * before.peak), matches)
 
 
+def stored(mass: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return masses as they are remembered: codes for uint8, else numbers of `dtype`."""
+    return to_codes(mass) if dtype == torch.uint8 else mass.to(dtype)
+
+
+def masses(remembered: Tensor) -> Tensor:
+    """Return what `stored` was given, fp32."""
+    return from_codes(remembered) if remembered.dtype == torch.uint8 else remembered.float()
+
+
 def to_codes(mass: Tensor) -> Tensor:
     """Return masses 0..1 as uint8: the fourth root in 255 steps, so that small ones keep digits.
 
