@@ -55,7 +55,9 @@ def forecast_moments(
     Raises:
         ValueError: a shape, dtype, device or name is wrong.
     """
-    record = {"now": now, "last": last, "average": average, "peak": peak}
+    record: dict[str, Tensor | None] = {
+        "now": now, "last": last, "average": average, "peak": peak,
+    }  # fmt: skip
     _check(target, record, matches, features)
     compute = choose("forecast_moments", implementation, target, now, unsupported=_limits(features))
     found: tuple[Tensor, Tensor] = compute(

@@ -208,10 +208,11 @@ class ForecastStrategy(RankedStrategy):
         if matches is not None:
             room = max(size - matches.shape[1], 0)
             matches = torch.nn.functional.pad(matches, (0, room))[:, :size]
-        record = {name: self._memory[name].read(request) for name in REMEMBERED}
-        ridge.add(
-            *forecast_moments(**record, matches=matches, target=target, features=self.features)
+        now, last, average, peak = (self._memory[name].read(request) for name in REMEMBERED)
+        moments, targets = forecast_moments(
+            now, last, average, peak, matches, target, features=self.features
         )
+        ridge.add(moments, targets)
 
     def _new_ridge(self, like: Tensor) -> OnlineRidge:
         prior = [PRIOR.get(name, 0.0) for name in self.features]
