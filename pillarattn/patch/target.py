@@ -16,6 +16,7 @@ from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel, cache_keyword
 from pillarattn.patch.current_pass import current_cache
+from pillarattn.patch.draft_weights import DraftWeights
 from pillarattn.patch.hidden_states import HiddenTap
 from pillarattn.patch.snapshot import STATES, Snapshot
 
@@ -62,6 +63,7 @@ class HFTarget:
         self._states: Snapshot | None = None
         self._tap: HiddenTap | None = None
         self._hidden: HiddenStates | None = None
+        self._draft_weights: DraftWeights | None = None
         # What an earlier turn left, so that a failed run can leave it too.
         self._earlier = cache.lengths if cache.used_layers else None
         self._earlier_states = Snapshot(cache.state_layers, STATES) if self._earlier else None
@@ -93,14 +95,26 @@ class HFTarget:
 
     def watch(self, layers: tuple[int, ...]) -> None:
         """Keep hidden states from now on; `close` ends it."""
-        self.close()
+        if self._tap is not None:
+            self._tap.close()
         self._tap = HiddenTap(self.model, layers)
 
     def close(self) -> None:
-        """Take away what `watch` put into the model."""
+        """Take away what `watch` and `draft_with` put into the model."""
         if self._tap is not None:
             self._tap.close()
             self._tap = None
+        if self._draft_weights is not None:
+            self._draft_weights.close()
+            self._draft_weights = None
+
+    def draft_with(self, weights: str) -> None:
+        """Let draft passes compute with rounded weights from now on; `close` ends it.
+
+        Raises:
+            UnsupportedOptionError: see `DraftWeights`.
+        """
+        self._draft_weights = DraftWeights(self.model, weights, self.cache)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings of `tokens`."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pillarattn.datatypes import Draft, Verdict
 from pillarattn.decoding.acceptance.base import ACCEPTANCE, AcceptanceRule
+from pillarattn.decoding.acceptance.inverse_draw import inverse_draw
 from pillarattn.kernels import rejection_sample
 
 
@@ -20,7 +21,9 @@ class RejectionRule(AcceptanceRule):
     def draw(self, logits: Tensor, steps: list[int]) -> tuple[Tensor, Tensor | None]:
         """Sample from `law(logits)` and return that distribution."""
         probs = self.law(logits)
-        return torch.multinomial(probs, num_samples=1).squeeze(1), probs
+        if probs.is_cuda:
+            return torch.multinomial(probs, num_samples=1).squeeze(1), probs
+        return inverse_draw(probs), probs
 
     def law(self, logits: Tensor) -> Tensor:
         """Return softmax(logits)."""

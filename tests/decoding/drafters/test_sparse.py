@@ -88,3 +88,20 @@ def test_a_rule_is_told_the_index_of_each_new_token(drafted):
 
 def test_it_is_registered():
     assert DRAFTERS.get("sparse") is SparseDrafter
+
+
+def test_weights_are_named_and_asked_of_the_target():
+    class Rounding:
+        def draft_with(self, weights):
+            asked.append(weights)
+
+    asked: list[str] = []
+    for weights in ("own", "bfloat16", "int8"):
+        SparseDrafter(weights).attach(Rounding())
+    assert asked == ["bfloat16", "int8"]
+    SparseDrafter().attach(object())
+    with pytest.raises(ValueError, match="weights='int8' needs a target that can round"):
+        SparseDrafter("int8").attach(object())
+    with pytest.raises(ValueError, match="one of 'own', 'bfloat16', 'int8', got 'int4'"):
+        SparseDrafter("int4")
+    assert SparseDrafter("int8").to_dict() == {"name": "sparse", "weights": "int8"}

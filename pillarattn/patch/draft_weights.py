@@ -1,0 +1,115 @@
+"""Copies of linear weights in fewer bits, which only the drafts of one run compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pillarattn.datatypes import Phase
+from pillarattn.errors import UnsupportedOptionError
+from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.compat import PreTrainedModel
+from pillarattn.patch.current_pass import find_cache
+
+Product = Callable[[Tensor], Tensor]
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class DraftWeights:
+    """Lets the draft passes over one cache use rounded weights; all other passes keep the model's.
+
+    A draft is judged by a verify pass of the model itself, so that rounding costs accepted drafts
+    and never changes the output. On a CPU a draft pass mostly streams weights, and takes as much
+    less time as they take less memory.
+
+    Args:
+        model: fp32, on the CPU; linear layers of a plain kind take part.
+        kind: a name in `PRODUCTS`.
+        cache: the passes that write to it in the draft phase are the ones meant.
+
+    Raises:
+        UnsupportedOptionError: no layer can take part.
+    """
+
+    def __init__(self, model: PreTrainedModel, kind: str, cache: PillarCache) -> None:
+        product = PRODUCTS[kind]
+        self._linears: list[nn.Module] = []
+        for module in model.modules():
+            if _can_round(module):
+                module.forward = _Rounded(module, product(module), cache)
+                self._linears.append(module)
+        if not self._linears:
+            raise UnsupportedOptionError(
+                f"weights={kind!r} rounds fp32 linear layers on a CPU, and "
+                f"{type(model).__name__} on {model.device} in {model.dtype} has none; "
+                "leave the drafter's weights at 'own'"
+            )
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        for module in self._linears:
+            del module.__dict__["forward"]
+        self._linears = []
+
+
+class _Rounded:
+    """The forward of one linear layer while a run lasts."""
+
+    def __init__(self, linear: nn.Module, product: Product, cache: PillarCache) -> None:
+        self.linear, self.product, self.cache = linear, product, cache
+
+    def __call__(self, states: Tensor) -> Tensor:
+        # Another thread may run the same model: which pass this is, its own context tells.
+        step = self.cache.step if find_cache() is self.cache else None
+        if step is not None and step.phase is Phase.DRAFT:
+            return self.product(states)
+        return nn.Linear.forward(self.linear, states)  # type: ignore[arg-type]
+
+
+def _can_round(module: nn.Module) -> bool:
+    # Wrapped layers (adapters, hooks, shards of a parallel model) do more than a product.
+    if type(module) is not nn.Linear or "forward" in module.__dict__:
+        return False
+    weight = module.weight
+    return (
+        type(weight) is nn.Parameter
+        and weight.device.type == "cpu"
+        and weight.dtype is torch.float32
+    )
+
+
+def _bfloat16(linear: Any) -> Product:
+    weight = linear.weight.detach().to(torch.bfloat16)
+    bias = None if linear.bias is None else linear.bias.detach().to(torch.bfloat16)
+
+    def product(states: Tensor) -> Tensor:
+        return nn.functional.linear(states.to(torch.bfloat16), weight, bias).to(states.dtype)
+
+    return product
+
+
+def _int8(linear: Any) -> Product:
+    """Codes of 8 bits on both sides: a scale for each output of the layer, and one for each row."""
+    weight = linear.weight.detach()
+    scales = (weight.abs().amax(dim=1) / 127).clamp_min(_TINY)
+    # The product takes the transposed view without a copy.
+    codes = (weight / scales.unsqueeze(1)).round_().to(torch.int8).t()
+    bias = None if linear.bias is None else linear.bias.detach()
+
+    def product(states: Tensor) -> Tensor:
+        rows = states.reshape(-1, states.shape[-1])
+        largest = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min_(_TINY)
+        sums = torch._int_mm((rows / largest).round_().to(torch.int8), codes)
+        out = sums.to(states.dtype).mul_(largest).mul_(scales)
+        if bias is not None:
+            out += bias
+        return out.view(*states.shape[:-1], -1)
+
+    return product
+
+
+PRODUCTS: dict[str, Callable[[Any], Product]] = {"bfloat16": _bfloat16, "int8": _int8}
