@@ -33,6 +33,7 @@ from pillarattn.evaluation.eval_config import EvalConfig, who_drafts
         ({"options": {"window": 3}}, "unknown PillarConfig option 'window'"),
         ({"s": 1.5}, "0 < s <= 1"),
         ({"k": -1}, "k must be"),
+        ({"k": "auto"}, "takes numbers for k and s, got k='auto', s=0.05"),
     ],
 )
 def test_a_wrong_value_is_refused(values, message):

@@ -30,7 +30,9 @@ LAST_WAIT = 1024
 GROWTH = 1.15
 NEIGHBOUR_EVERY = 8
 PLAIN_EVERY = 64
-# A generation that ends before this many tokens more is not worth a trial.
+# How much faster speculation must be for plain decoding to be out of the question.
+CLEAR_GAIN = 1.5
+# With fewer tokens left nothing is tried: what is known decides.
 LEAST_ROOM = 64
 
 
@@ -71,6 +73,7 @@ class CostGate:
         self._since_neighbour = 0
         self._since_plain = 0
         self._base: Choice | None = None
+        self._has_room = True
 
     def _first_s(self) -> float:
         return min(self.outlook.ss, key=lambda s: abs(s - FIRST_S))
@@ -123,9 +126,10 @@ class CostGate:
         costs = self.outlook.costs
         if costs.plain.count < WARM_STEPS:
             return self._plain(length, WARM_STEPS - costs.plain.count, "measure plain")
-        if room < LEAST_ROOM and self.choice.k == 0:
-            return self._plain(length, room, "too few tokens left")
+        self._has_room = room >= LEAST_ROOM
         if self._rounds < WARM_ROUNDS:
+            if not self._has_room:
+                return self._plain(length, room, "too few tokens left")
             return self._first_trial(length)
         plain = self.outlook.plain_rate(length)
         prospects = self.outlook.prospects(length)
@@ -184,7 +188,9 @@ class CostGate:
         if best.rate > now.rate * GAIN:
             now = best
         settled = self._speculate(now, plain, "speculation pays")
-        if self._plain_is_old(length) and self._affords(1 / plain - 1 / now.rate, length):
+        if self._plain_is_old(length, now.rate / plain) and self._affords(
+            1 / plain - 1 / now.rate, length
+        ):
             self._base = settled
             self._reference = 1.0 / now.rate
             return self._plain(length, 1, "measure plain again")
@@ -219,11 +225,17 @@ class CostGate:
 
         return max(near, key=promise, default=None)
 
-    def _plain_is_old(self, length: int) -> bool:
+    def _plain_is_old(self, length: int, gain: float) -> bool:
+        """Whether plain decoding must be timed anew, where speculation is `gain` times as fast."""
+        if gain > CLEAR_GAIN:
+            # A longer context does not make plain steps faster: only the machine could.
+            return self._since_plain >= 4 * PLAIN_EVERY
         known = self.outlook.costs.plain.last_length
         return length > known * GROWTH or self._since_plain >= PLAIN_EVERY
 
     def _affords(self, loss: float, length: int) -> bool:
+        if not self._has_room:
+            return False
         step = 1.0 / self.outlook.plain_rate(length)
         return self._lost + max(loss, 0.0) <= TRIAL_SHARE * self._elapsed + TRIAL_STEPS * step
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from pillarattn import SelfSpeculativeGenerator
 from pillarattn.datatypes import Phase
+from pillarattn.decoding.cost_gate import MAX_K, CostGate
 from pillarattn.decoding.drafters import AssistantDrafter
 from pillarattn.modules.strategies import STRATEGIES
 from tests.decoding.cost_gate.scripted_gate import ScriptedGate
@@ -105,3 +108,43 @@ def test_the_gate_hears_of_every_round(fakes, lm, prompt):
     assert any(done.is_usual for done in seen if not done.k)
     assert run.stats.decisions
     assert {"round", "length", "k", "s", "reason"} <= set(run.stats.decisions[0])
+
+
+class TickingClock:
+    """Stands for a clock: every row of a pass costs a second, and a pass `base` seconds more."""
+
+    def __init__(self, run, *, draft, base) -> None:
+        self.run, self.draft, self.base = run, draft, base
+
+    def start(self):
+        pass
+
+    def drafting(self):
+        return nullcontext()
+
+    def lap(self):
+        k = self.run.asked
+        draft = k * self.draft
+        return draft + self.base + k + 1.0, draft
+
+
+@pytest.mark.parametrize(
+    ("draft", "base", "pays"), [(1.0, 100.0, True), (101.0, 100.0, False), (50.0, 0.0, False)]
+)
+def test_a_run_goes_where_time_is_saved(fakes, lm, prompt, draft, base, pays):
+    """Drafts that read every key are always right: only their time decides."""
+    wanted = fakes.greedy_path(lm, prompt, 200)
+    target = fakes.AttentionTarget(lm, prompt)
+    gate = CostGate(ss=(1.0,))
+    run = fakes.build_run(target, k=MAX_K, new_tokens=200, gate=gate, s=1.0, min_budget=500)
+    run.pace.clock = TickingClock(run, draft=draft, base=base)
+    assert run.run().sequences.equal(wanted)
+    assert run.stats.acceptance_rate == 1.0
+    last = run.stats.decisions[-1]
+    if pays:
+        assert last["k"] >= 8
+        assert last["tokens_per_second"] > 3 * last["plain_tokens_per_second"]
+        assert run.stats.plain_rounds < 0.3 * run.stats.rounds
+    else:
+        assert last["k"] == 0
+        assert run.stats.drafted <= 2 * 2 * 5
