@@ -4,6 +4,7 @@ from pillarattn.kernels.draft_attention import draft_attention
 from pillarattn.kernels.key_forecast import forecast_mass, forecast_moments
 from pillarattn.kernels.kv_append import kv_append
 from pillarattn.kernels.mixed_attention import mixed_attention
+from pillarattn.kernels.pooled_select import pooled_select
 from pillarattn.kernels.rejection_sample import rejection_sample
 from pillarattn.kernels.topk_select import topk_select
 from pillarattn.kernels.verify_attention import (
@@ -22,6 +23,7 @@ __all__ = [
     "mixed_attention",
     "pool_rows",
     "pooled_attention",
+    "pooled_select",
     "rejection_sample",
     "topk_select",
     "verify_attention",

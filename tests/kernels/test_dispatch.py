@@ -111,6 +111,7 @@ def test_every_op_has_a_reference() -> None:
         "kv_append",
         "mixed_attention",
         "pooled_attention",
+        "pooled_select",
         "rejection_sample",
         "topk_select",
         "verify_attention",

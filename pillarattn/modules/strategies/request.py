@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pillarattn.kernels import topk_select
+from pillarattn.kernels import pooled_select, topk_select
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,26 @@ class SelectionRequest:
         if apart:
             return indices.reshape(rows, heads, -1), counts.reshape(rows, heads)
         return indices, counts
+
+    def keep_best_pooled(self, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the selection that spends a row's budget on all its layers and heads together.
+
+        Every head keeps its forced positions; the rest of the even budgets goes to the largest
+        masses, wherever they are. Only masses that mean the same everywhere can be compared like
+        that: a forecast in units of attention does, a rank does not.
+
+        Args:
+            mass: `[R, Hkv, S]`; ties go to the lowest layer, head, position, NaN ranks last.
+        """
+        return pooled_select(
+            mass,
+            layers=len(self.layers),
+            lengths=self.lengths,
+            budgets=self.budgets,
+            recent=self.recent,
+            sink=self.sink,
+            starts=self.starts,
+        )
 
     def positions(self) -> Tensor:
         """Return every position as a score, `[R, Hkv, S]` fp32: later is better."""

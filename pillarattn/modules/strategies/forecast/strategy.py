@@ -12,7 +12,6 @@ from pillarattn.kernels.key_forecast import FEATURES, forecast_mass, forecast_mo
 from pillarattn.kernels.key_forecast.features import stored, token_matches
 from pillarattn.modules.strategies.base import RankedStrategy, SelectionRequest, register_strategy
 from pillarattn.modules.strategies.forecast.ridge import OnlineRidge
-from pillarattn.modules.strategies.head_budgets import listed, pooled_places
 from pillarattn.modules.strategies.history import PositionHistory
 
 DEFAULT_FEATURES = (
@@ -130,7 +129,7 @@ class ForecastStrategy(RankedStrategy):
         shared = mass
         if self.layer_weights is not None:
             shared = mass * self._weights_of(request).view(-1, 1, 1)
-        return listed(pooled_places(request, shared))
+        return request.keep_best_pooled(shared)
 
     def rank(self, request: SelectionRequest) -> Tensor:
         """Return the expected mean mass of each key in the coming round, `[R, Hkv, S]` fp32."""
