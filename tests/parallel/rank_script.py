@@ -82,6 +82,15 @@ def main(folder: Path) -> None:
         assistant=assistant,
         stopping_criteria=StoppingCriteriaList([StopsOnFirstRank()]),
     ).tolist()
+    # Each rank has a clock of its own; what the first one makes of it holds for all.
+    gated = pillarattn.SelfSpeculativeGenerator(k="auto", s="auto", min_budget=4)
+    options = {"max_new_tokens": 90, "do_sample": False}
+    found["gate"] = {
+        "plain": model.generate(ids, **options).tolist(),
+        "tokens": model.generate(ids, **options, assistant=gated).tolist(),
+        "decisions": gated.stats.decisions,
+        "accepted": gated.stats.accepted_per_round,
+    }
     found["other prompts"] = refused(
         lambda: model.generate(ids + rank, max_new_tokens=4, do_sample=False, assistant=assistant)
     )

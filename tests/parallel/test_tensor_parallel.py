@@ -55,6 +55,14 @@ def test_a_clock_stops_all_ranks_at_once(two_ranks: Any) -> None:
     assert ranks[0]["clock"] == ranks[1]["clock"]
 
 
+def test_a_gate_chooses_for_all_ranks(two_ranks: Any) -> None:
+    _, ranks, _ = two_ranks
+    assert ranks[0]["gate"] == ranks[1]["gate"]
+    assert ranks[0]["gate"]["tokens"] == ranks[0]["gate"]["plain"]
+    reasons = [one["reason"] for one in ranks[0]["gate"]["decisions"]]
+    assert reasons[:2] == ["measure plain", "first probe"]
+
+
 def test_different_prompts_are_refused(two_ranks: Any) -> None:
     _, ranks, _ = two_ranks
     for rank in ranks:
