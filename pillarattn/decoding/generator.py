@@ -12,7 +12,15 @@ from torch import Tensor
 
 from pillarattn.config import AUTO, PillarConfig
 from pillarattn.decoding.acceptance import ACCEPTANCE, AcceptanceRule
-from pillarattn.decoding.cost_gate import FIRST_S, MAX_K, SS, CostGate, Gate
+from pillarattn.decoding.cost_gate import (
+    FIRST_S,
+    MAX_K,
+    SS,
+    CostGate,
+    Gate,
+    GateMemory,
+    Outlook,
+)
 from pillarattn.decoding.draft_length import DRAFT_LENGTHS, DraftLength
 from pillarattn.decoding.draft_share import DRAFT_SHARES, DraftShare
 from pillarattn.decoding.drafters import DRAFTERS, ChainDrafter, Drafter
@@ -34,6 +42,7 @@ class SelfSpeculativeGenerator:
     Attributes:
         config: the settings.
         stats: what the last run did.
+        learnt: what the cost gate knows of models, kept from one run to the next.
         synchronise: wait for a GPU at the ends of a round's phases, so that the seconds in `stats`
             are the device's too and not only the host's; slower, for profiles.
 
@@ -58,6 +67,7 @@ class SelfSpeculativeGenerator:
         self.config = PillarConfig.from_dict({"k": k, "s": s, "strategy": strategy, **options})
         self.stats = GenerationStats()
         self.synchronise = False
+        self.learnt = GateMemory()
         # Wrong names fail here, not in the middle of a sweep.
         self.new_strategy()
         self.new_drafter()
@@ -132,13 +142,18 @@ class SelfSpeculativeGenerator:
         """Tokens that a round may draft at most."""
         return MAX_K if self.config.k == AUTO else int(self.config.k)
 
-    def new_gate(self, drafter: Drafter) -> Gate | None:
-        """Return what chooses k and s for the rounds of one generation; None: they are given."""
+    def new_gate(self, drafter: Drafter, known: Outlook | None = None) -> Gate | None:
+        """Return what chooses k and s for the rounds of one generation; None: they are given.
+
+        Args:
+            drafter: who drafts.
+            known: what `learnt` holds of such generations.
+        """
         if self.config.k != AUTO:
             return None
         chooses_s = self.config.s == AUTO and drafter.needs_selections
         ss = SS if chooses_s else (self._first_s,)
-        return CostGate(ss=ss, min_budget=self.config.min_budget)
+        return CostGate(ss=ss, min_budget=self.config.min_budget, known=known)
 
     @property
     def _first_s(self) -> float:

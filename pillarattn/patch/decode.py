@@ -11,6 +11,7 @@ from transformers import StaticCache
 
 from pillarattn.config import AUTO
 from pillarattn.datatypes import Generation, RowLengths
+from pillarattn.decoding.cost_gate import CostGate, Gate
 from pillarattn.decoding.drafters import DRAFTERS, Drafter
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.decoding.history import History
@@ -124,8 +125,13 @@ def decode(
     dead_ends = DeadEnds()
     outcome, recorder = _outcome(call, stopping_criteria, streamer, dead_ends)
     process = ProcessorRule(logits_processor, dead_ends)
-    run = _new_run(generator, call, target, drafter, process, outcome, recorder, ranks)
+    # What a gate has learnt of a batch and of greedy text holds for no other.
+    kind = (input_ids.shape[0], bool(generation_config.do_sample), sparse, lockstep)
+    gate = generator.new_gate(drafter, generator.learnt.recall(model, kind))
+    run = _new_run(generator, call, target, drafter, process, outcome, recorder, ranks, gate)
     result = _run(run, call, generator)
+    if isinstance(gate, CostGate):
+        generator.learnt.keep(model, kind, gate.outlook)
     if streamer is not None:
         streamer.end()
     return _returned(result, target, given, call, prompt_length=outcome.history.prompt_length)
@@ -140,6 +146,7 @@ def _new_run(
     outcome: Outcome,
     recorder: Recorder,
     ranks: Ranks | None,
+    gate: Gate | None,
 ) -> DecodingRun:
     """Return the run of a call; what `ranks` of one model choose, they choose alike."""
     selector = generator.new_selector()
@@ -158,7 +165,7 @@ def _new_run(
         k=generator.most_drafts,
         draft_length=agreed_length(generator.new_draft_length(), ranks),
         draft_share=agreed_share(generator.new_draft_share(), ranks),
-        gate=agreed_gate(generator.new_gate(drafter), ranks),
+        gate=agreed_gate(gate, ranks),
         synchronise=generator.synchronise,
         **_parity_options(generator, call.model),
     )

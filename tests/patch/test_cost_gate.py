@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def scripted():
 
     def build(gate_seed=0, **options):
         pillar = pillarattn.SelfSpeculativeGenerator(k="auto", s="auto", **{**SMALL, **options})
-        pillar.new_gate = lambda drafter: ScriptedGate(gate_seed, k=5)
+        pillar.new_gate = lambda *_: ScriptedGate(gate_seed, k=5)
         return pillar
 
     return build
@@ -107,6 +108,24 @@ def test_the_real_gate_is_lossless_and_says_what_it_did(pair, ragged, same):
     assert rounds == sorted(rounds)
     assert all(one["plain_tokens_per_second"] > 0 for one in decisions[1:])
     assert values["accept_seconds"] > 0
+
+
+def test_what_was_learnt_is_there_at_the_next_call(pair, ragged, same):
+    plain, patched = pair("llama")
+    pillar = pillarattn.SelfSpeculativeGenerator(k="auto", s="auto", **SMALL)
+    same(plain, patched, pillar, max_new_tokens=100, **ragged)
+    same(plain, patched, pillar, max_new_tokens=40, **ragged)
+    reasons = {one["reason"] for one in pillar.stats.decisions}
+    assert not {"measure plain", "first probe", "too few tokens left"} & reasons
+    # Another batch, a copy and a new object start anew.
+    one_row = {"input_ids": ragged["input_ids"][3:]}
+    for assistant, inputs in (
+        (pillar, one_row),
+        (copy.deepcopy(pillar), ragged),
+        (pickle.loads(pickle.dumps(pillar)), ragged),
+    ):
+        same(plain, patched, assistant, max_new_tokens=8, **inputs)
+        assert assistant.stats.decisions[0]["reason"] == "measure plain"
 
 
 def test_a_number_for_k_leaves_no_decisions(pair, ragged, drafting):

@@ -8,6 +8,8 @@ from pillarattn.decoding.cost_gate.choice import (
     ObservedRound,
 )
 from pillarattn.decoding.cost_gate.gate import FIRST_S, MAX_K, SS, CostGate
+from pillarattn.decoding.cost_gate.memory import GateMemory
+from pillarattn.decoding.cost_gate.outlook import Outlook
 from pillarattn.decoding.cost_gate.pace import Pace
 from pillarattn.decoding.cost_gate.round_clock import RoundClock
 
@@ -20,7 +22,9 @@ __all__ = [
     "CostGate",
     "Gate",
     "GateDecision",
+    "GateMemory",
     "ObservedRound",
+    "Outlook",
     "Pace",
     "RoundClock",
 ]

@@ -48,25 +48,31 @@ class CostGate:
         ks: drafts a round to choose from, ascending, each >= 1.
         ss: shares to choose from, ascending.
         min_budget: keys that drafts may always read.
+        known: what earlier generations have learnt with the same arguments; None: nothing.
 
     Raises:
         ValueError: there is nothing to choose from.
     """
 
     def __init__(
-        self, ks: tuple[int, ...] = KS, ss: tuple[float, ...] = SS, min_budget: int = 128
+        self,
+        ks: tuple[int, ...] = KS,
+        ss: tuple[float, ...] = SS,
+        min_budget: int = 128,
+        *,
+        known: Outlook | None = None,
     ) -> None:
         if not ks or min(ks) < 1 or not ss or not 0 < min(ss) <= max(ss) <= 1:
             raise ValueError(
                 f"a gate chooses from ks >= 1 and shares 0 < s <= 1, got ks={ks!r}, ss={ss!r}"
             )
-        self.outlook = Outlook(tuple(ks), tuple(ss), min_budget)
+        self.outlook = known or Outlook(tuple(ks), tuple(ss), min_budget)
         self.choice = Choice(0, self._first_s(), 1, "measure plain")
         self._elapsed = 0.0
         self._lost = 0.0
         # Seconds a token of the setting that a trial is measured against; None: no trial runs.
         self._reference: float | None = None
-        self._rounds = 0
+        self._rounds = self.outlook.rounds
         self._plain_since = 0
         self._wait = FIRST_WAIT
         self._tried_at = 0

@@ -53,9 +53,10 @@ class Outlook:
         """Count the acceptance of a round."""
         self._acceptance.setdefault(s, PositionAcceptance()).observe(k, accepted)
 
-    def rounds_at(self, s: float) -> int:
-        """Return how many rounds drafted with a share."""
-        return self._acceptance[s].rounds if s in self._acceptance else 0
+    @property
+    def rounds(self) -> int:
+        """Rounds that drafted."""
+        return sum(seen.rounds for seen in self._acceptance.values())
 
     def shares(self, length: int) -> tuple[float, ...]:
         """Return the shares that differ at this context: all above the floor, and one below."""
