@@ -33,6 +33,10 @@ class RequestDecoder:
         cache: the pool.
         device: where the model is.
         stop: says where the output ends.
+
+    Attributes:
+        measures_heat: whether verify passes leave `heat`.
+        heat: what the last one paid to each block.
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class RequestDecoder:
         self._laws: list[Tensor] = []
         self._emitted = 0
         self._scores: ScoreBuffer | None = None
+        self.measures_heat = False
+        self.heat: tuple[float, ...] = ()
 
     @property
     def length(self) -> int:
@@ -142,6 +148,11 @@ class RequestDecoder:
         return tokens
 
     @property
+    def in_part(self) -> bool:
+        """Whether its drafts can do without keys that are on the host."""
+        return self._selects and not self._refreshes
+
+    @property
     def proposes(self) -> bool:
         """Whether drafts come all at once, from the text."""
         return self._lookup is not None
@@ -195,6 +206,7 @@ class RequestDecoder:
         self.forget_drafts()
         self._emitted = len(tokens)
         self.view.set_length(self.length - 1)
+        self.heat = self._measure() if self.measures_heat else ()
         if self._selects and request.finish_reason is None and self._scores is not None:
             view: Any = self.view
             s = self._share.choose(self._s)
@@ -205,6 +217,19 @@ class RequestDecoder:
             )
         self._scores = None
         return tokens
+
+    def _measure(self) -> tuple[float, ...]:
+        """Return what the rows that stand paid to each block, as a share; () if nobody scored."""
+        layers = [i for i in self._sparse_layers() if self._scores and i in self._scores]
+        if not layers or self._scores is None:
+            return ()
+        end, size = self.length - 1, self.view.cache.block_size
+        rows = torch.tensor([max(1, self._emitted)], device=self.device)
+        paid = torch.zeros(-(-end // size) * size, device=self.device)
+        for index in layers:
+            paid[:end] += self._scores.pool([index], rows=rows, end=end).sum(dim=(0, 1))
+        blocks = paid.view(-1, size).sum(dim=1)
+        return tuple((blocks / blocks.sum()).tolist())
 
     def _tokens(self) -> torch.Tensor | None:
         """Return the tokens by position of the cache, for a strategy that looks at them."""
@@ -248,5 +273,6 @@ class RequestDecoder:
         return int(self.history.ids[0, self.length - 1])
 
     def _segment(self, phase: Phase, tokens: list[int], start: int, table: BlockTable) -> Segment:
-        slots = self.view.place(table, self.device)[: start + len(tokens)]
-        return Segment(self.request.id, phase, tokens, start, self.view, slots)
+        holes = phase is Phase.DRAFT and bool(table.on_host)
+        slots = self.view.place(table, self.device, holes=holes)[: start + len(tokens)]
+        return Segment(self.request.id, phase, tokens, start, self.view, slots, holes=holes)

@@ -304,7 +304,7 @@ class Engine:
 
     def _verify(self, name: str, raw: Tensor) -> None:
         emitted = self._decoders[name].judge(raw)
-        self.scheduler.verified(name, len(emitted))
+        self.scheduler.verified(name, len(emitted), self._decoders[name].heat)
         self._next_round(name)
 
     def _next_round(self, name: str) -> None:

@@ -99,6 +99,7 @@ class Intake:
                 name, prompt=len(request.prompt), max_tokens=request.params.max_tokens,
                 k=request.params.k or 0, priority=request.priority, root=root,
                 proposes=decoder.proposes, names=pages, fresh=decoder.fresh,
+                in_part=decoder.in_part,
             )  # fmt: skip
             if root is not None:
                 self.shared.join(name, root)
@@ -116,6 +117,8 @@ class Intake:
             replace(pillar, k=own.k or 0, s=own.s or pillar.s, draft_length=own.draft_length,
                     draft_share=own.draft_share)
         )  # fmt: skip
-        return RequestDecoder(
+        decoder = RequestDecoder(
             request, generator, self.runner.cache, device=self.runner.device, stop=self.stop
         )
+        decoder.measures_heat = self.scheduler.kv.policy.needs_heat
+        return decoder

@@ -36,6 +36,7 @@ class Entry:
         last_read: step in which all of its keys were last read.
         heat: what the last verify pass paid to each of its blocks, if that was measured.
         names: of its full pages, by which others find them and it those of others; None: neither.
+        in_part: whether it can draft while some of its full blocks are on the host.
         wish: drafts of the current round at most; None: `k`.
         named: pages that have their names in the pool.
         fresh: tokens at the prompt's end that it computes itself in any case, >= 1.
@@ -60,6 +61,7 @@ class Entry:
     last_read: int = 0
     heat: tuple[float, ...] = ()
     names: PageNames | None = None
+    in_part: bool = False
     wish: int | None = None
     named: int = 0
     fresh: int = 1
@@ -100,28 +102,38 @@ class Entry:
 class KVManager:
     """Makes room by moving blocks to the host a chunk at a time, or by dropping them.
 
-    A victim stops: its drafts are forgotten and it decodes again when all of it is back. Where the
-    host is full it is dropped instead and computed again from its tokens.
+    A policy may first take from requests that run what their drafts miss least; it comes back
+    before they verify. Any other victim stops: its drafts are forgotten and it decodes again when
+    all of it is back. Where the host is full it is dropped instead and computed again from its
+    tokens.
 
     Args:
         pool: the device's blocks.
         host: the host's.
         policy: who leaves and who returns.
         chunk: blocks that move at a time, >= 1.
+        hot_share, lead: see `EvictionPolicy.spare`.
+
+    Attributes:
+        moves, stopped, dropped: what was done in this step.
+        cooled: blocks that left in this step while their requests run on.
     """
 
     def __init__(
-        self, pool: BlockPool, host: BlockPool, policy: EvictionPolicy, *, chunk: int
-    ) -> None:
+        self, pool: BlockPool, host: BlockPool, policy: EvictionPolicy, *, chunk: int,
+        hot_share: float = 0.5, lead: int = 2,
+    ) -> None:  # fmt: skip
         self.pool, self.host, self.policy, self.chunk = pool, host, policy, chunk
+        self.hot_share, self.lead = hot_share, lead
         self.moves: list[Move] = []
         self.stopped: list[Entry] = []
         self.dropped: list[Entry] = []
+        self.cooled = 0
         self._evictions = 0
 
     def begin_step(self) -> None:
         """Forget what was done in the step before."""
-        self.moves, self.stopped, self.dropped = [], [], []
+        self.moves, self.stopped, self.dropped, self.cooled = [], [], [], 0
 
     def grow(self, growing: list[Entry], entries: list[Entry]) -> list[Entry]:
         """Make room for the next pass of the decoding `growing`, if need be at the cost of others.
@@ -199,9 +211,12 @@ class KVManager:
             movable = [e for e in others if e.table.movable(self.pool)]
             half = [e for e in movable if e.state is RequestState.OFFLOADED]
             running = [e for e in movable if e.state is RequestState.DECODE]
+            cold = [e for e in running if self._cold(e)]
             if half:
                 # What has begun to leave goes on leaving.
                 self._evict(half[0])
+            elif cold:
+                self._cool(self._chosen(self.policy.victim, _least_urgent(cold)))
             elif running:
                 own = [spare] if spare.state is RequestState.DECODE else []
                 self._evict(self._chosen(self.policy.victim, _least_urgent(running + own)))
@@ -212,6 +227,40 @@ class KVManager:
             else:
                 return False
         return True
+
+    def call_back(self, entries: list[Entry]) -> None:
+        """Bring back what is away of requests that run, before they verify."""
+        for entry in entries:
+            away = entry.table.on_host
+            left = entry.progress.k - entry.progress.drafted
+            if entry.state is not RequestState.DECODE or not away or left > self.lead:
+                continue
+            if self.pool.free < len(away):
+                self.make_room(len(away), entries, spare=entry)
+            if entry.state is RequestState.DECODE and self.pool.free >= len(away):
+                self._move_in(entry, away)
+
+    def _cold(self, entry: Entry) -> list[int]:
+        """Return the next blocks that a request can give up and draft on; none if it cannot."""
+        full = entry.cached // self.pool.block_size
+        if not entry.in_part or not self.host.free:
+            return []
+        candidate = entry.candidate()
+        count = self.policy.spare(candidate, full, hot_share=self.hot_share, lead=self.lead)
+        count = min(count - len(entry.table.on_host), self.chunk, self.host.free)
+        if count <= 0:
+            return []
+        movable = [block for block in entry.table.movable(self.pool) if block < full]
+        return sorted(self.policy.leaving(candidate, movable, min(count, len(movable))))
+
+    def _cool(self, entry: Entry) -> None:
+        blocks = self._cold(entry)
+        self.cooled += len(blocks)
+        self.moves.append(entry.table.move_out(self.pool, self.host, blocks, entry.request_id))
+
+    def _move_in(self, entry: Entry, blocks: list[int]) -> None:
+        self.moves.append(entry.table.move_in(self.pool, self.host, blocks, entry.request_id))
+        entry.named = min(entry.named, blocks[0])
 
     def restore(self, entries: list[Entry]) -> Entry | None:
         """Bring back one chunk of an evicted request, if a round of everybody still fits then.
@@ -227,13 +276,14 @@ class KVManager:
         blocks = entry.table.on_host[: self.chunk]
         active = [e for e in entries if e.state in (RequestState.DECODE, RequestState.PREFILL)]
         headroom = self.round_room([*active, entry]) if active else 0
+        # What is away of those that run comes back before anything else.
+        headroom += sum(len(e.table.on_host) for e in active)
         if self.pool.free < len(blocks) + headroom and (
             active or not self.make_room(len(blocks), gone, spare=entry)
         ):
             return None
         if blocks:
-            self.moves.append(entry.table.move_in(self.pool, self.host, blocks, entry.request_id))
-            entry.named = min(entry.named, blocks[0])
+            self._move_in(entry, blocks)
         if entry.table.on_host:
             return None
         entry.state, entry.evicted = RequestState.DECODE, -1

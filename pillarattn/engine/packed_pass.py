@@ -40,6 +40,7 @@ class Segment:
         seeds: where a prompt's last query rows go.
         seed_rows: how many those are; 0 keeps none.
         keep: rows at the end whose logits are wanted.
+        holes: whether slots of some tokens are -1: they are on the host, and a draft does without.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class Segment:
     scored_layers: frozenset[int] = frozenset()
     seeds: StepState | None = None
     keep: int = 0
+    holes: bool = False
 
     @property
     def length(self) -> int:
@@ -212,7 +214,10 @@ def _positions(
     first = 0 if options.window is None else max(0, end - options.window)
     selection = segment.selections.get(index)
     if selection is None:
-        return segment.slots[first:end].expand(heads, -1), end - first
+        seen = segment.slots[first:end]
+        if segment.holes:
+            seen = seen[seen >= 0]
+        return seen.expand(heads, -1), len(seen)
     if segment.selector is not None:
         keys, _ = layer.read(segment.slots[:end])
         selection = segment.selector.refresh(
@@ -228,7 +233,9 @@ def _positions(
         [line < selection.counts[0].unsqueeze(-1), torch.ones_like(tail, dtype=torch.bool)], dim=1
     )
     used = used & (positions >= first)
+    if segment.holes:
+        used = used & (segment.slots[positions] >= 0)
     if not bool(used.all()):
         order = torch.argsort((~used).to(torch.int8), dim=1, stable=True)
         positions = positions.gather(1, order).where(used.gather(1, order), 0)
-    return segment.slots[positions], used.sum(dim=1)
+    return segment.slots[positions].clamp_min(0), used.sum(dim=1)

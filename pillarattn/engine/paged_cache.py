@@ -152,12 +152,21 @@ class RequestView:
         self.slots = torch.zeros(0, dtype=torch.int64)
         self.lengths = RowLengths([0], "cpu")
         self._version = -1
+        self._has_holes = False
 
-    def place(self, table: BlockTable, device: torch.device) -> Tensor:
-        """Return the slots of the request's tokens in logical order, as the table has them now."""
+    def place(self, table: BlockTable, device: torch.device, *, holes: bool = False) -> Tensor:
+        """Return the slots of the request's tokens in logical order, as the table has them now.
+
+        With `holes`, -1 stands for those on the host; else they must all be here.
+        """
         if table.version != self._version:
-            slots = block_slots(table.resident(), self.cache.block_size)
+            blocks = [-1 if block is None else block for block in table.device]
+            # A block of -1 has only negative slots.
+            slots = block_slots(blocks, self.cache.block_size).clamp_min(-1)
             self.slots, self._version = slots.to(device), table.version
+            self._has_holes = -1 in blocks
+        if self._has_holes and not holes:
+            table.resident()
         return self.slots
 
     def set_length(self, tokens: int) -> None:

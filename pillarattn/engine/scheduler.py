@@ -84,7 +84,8 @@ class StepPlan:
         prefills: chunks of prompts.
         drafts: requests that draft one token.
         verifies: requests that verify, and the rows of each: the newest token and its drafts.
-        idle: requests that wait for their turn.
+        idle: requests that wait for their turn, or for what is on the host.
+        cooled: blocks that leave while their requests draft on.
     """
 
     moves: tuple[Move, ...] = ()
@@ -96,6 +97,7 @@ class StepPlan:
     drafts: tuple[str, ...] = ()
     verifies: tuple[tuple[str, int], ...] = ()
     idle: tuple[str, ...] = ()
+    cooled: int = 0
 
     @property
     def decode_rows(self) -> int:
@@ -139,7 +141,7 @@ class Scheduler:
     def add(
         self, request_id: str, *, prompt: int, max_tokens: int, k: int, priority: int = 0,
         root: str | None = None, proposes: bool = False, names: PageNames | None = None,
-        fresh: int = 1,
+        fresh: int = 1, in_part: bool = False,
     ) -> None:  # fmt: skip
         """Put a request into the queue.
 
@@ -153,6 +155,7 @@ class Scheduler:
             proposes: whether its drafts are reported by `proposed`, and take no steps.
             names: of its pages, to share full ones with requests that begin alike; None: none.
             fresh: tokens at the end of the prompt that it computes itself in any case, >= 1.
+            in_part: whether its drafts can do without blocks that are on the host.
 
         Raises:
             ValueError: the name is taken, or the request could not fit even alone.
@@ -163,7 +166,7 @@ class Scheduler:
         self.entries[request_id] = Entry(
             request_id, length=prompt, limit=prompt + max_tokens, k=k, priority=priority,
             arrival=self._arrivals, root=root, prompt=prompt, proposes=proposes, names=names,
-            fresh=fresh,
+            fresh=fresh, in_part=in_part,
         )  # fmt: skip
         self._arrivals += 1
 
@@ -184,15 +187,20 @@ class Scheduler:
         self._shared: dict[str, int] = {}
         everybody = list(self.entries.values())
         failed = self.kv.grow(self._in(RequestState.DECODE), everybody)
+        self.kv.call_back(self._in(RequestState.DECODE))
         forks: list[tuple[str, str]] = []
-        if not self.kv.stopped and not self.kv.dropped and not failed:
+        if not (self.kv.stopped or self.kv.dropped or self.kv.cooled or failed):
             if self._in(RequestState.OFFLOADED):
                 back = self.kv.restore(everybody)
                 failed += self.kv.grow([back] if back else [], everybody)
-            else:
+            elif not any(e.table.on_host for e in everybody):
                 forks = self._admit()
         ready = [e for e in self._in(RequestState.DECODE) if e not in failed]
-        phases = self.phases.split([e.progress for e in ready])
+        phases = self.phases.split([e.progress for e in ready if not e.table.on_host])
+        # Of these some is away: they may draft, and not verify.
+        part = [e.progress for e in ready if e.table.on_host]
+        drafts = [*phases.drafts, *(p for p in part if not p.is_due)]
+        idle = [*phases.idle, *(p for p in part if p.is_due)]
         prefills = self._chunks()
         return StepPlan(
             moves=tuple(self.kv.moves),
@@ -201,9 +209,10 @@ class Scheduler:
             forks=tuple(forks),
             shared=tuple((name, tokens) for name, tokens in self._shared.items() if tokens),
             prefills=tuple(prefills),
-            drafts=tuple(p.request_id for p in phases.drafts),
+            drafts=tuple(p.request_id for p in drafts),
             verifies=tuple((p.request_id, p.verify_rows) for p in phases.verifies),
-            idle=tuple(p.request_id for p in phases.idle),
+            idle=tuple(p.request_id for p in idle),
+            cooled=self.kv.cooled,
         )
 
     def drafted(self, request_id: str) -> None:

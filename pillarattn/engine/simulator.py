@@ -164,7 +164,7 @@ class Simulation:
             others = [r for r in self.active if r is not spare and r.arrives is None]
             half = [r for r in others if r.is_stopped and r.missing < r.tokens]
             running = [r for r in others if not r.is_stopped]
-            cold = [r for r in running if self._cold(r) > 0] if self.policy.keeps_running else []
+            cold = [r for r in running if self._cold(r) > 0]
             if half:
                 request = half[0]
                 count = min(self.work.chunk, request.tokens - request.missing)
@@ -185,9 +185,11 @@ class Simulation:
 
     def _cold(self, request: _Request) -> int:
         """Return how many tokens a request can still give up and go on drafting."""
-        if request.progress.k - request.progress.drafted <= self.work.lead:
-            return 0
-        return int((1 - self.work.hot_share) * request.tokens) - request.missing
+        work = self.work
+        spare = self.policy.spare(
+            request.candidate(), request.tokens, hot_share=work.hot_share, lead=work.lead
+        )
+        return max(0, spare - request.missing)
 
     def _send(self, request: _Request, tokens: int) -> None:
         request.missing += tokens

@@ -23,6 +23,7 @@ class EngineStats:
         emitted: new tokens.
         finished: requests that ended, by reason.
         interrupted: times that a request lost its drafts because it stopped or was dropped.
+        cooled: blocks that left while their requests drafted on; `blocks_out` has them too.
         blocks_out, blocks_in, blocks_copied: blocks moved to the host, back, and for a fork.
         forks: samples that took a prompt which was there already.
         shared_tokens: prompt tokens that were not computed, since a page of them was found.
@@ -40,6 +41,7 @@ class EngineStats:
     emitted: int = 0
     finished: dict[str, int] = field(default_factory=dict)
     interrupted: int = 0
+    cooled: int = 0
     blocks_out: int = 0
     blocks_in: int = 0
     blocks_copied: int = 0
@@ -65,6 +67,7 @@ class EngineStats:
         """Count what a plan did before its forward pass."""
         self.interrupted += len(plan.interrupted)
         self.forks += len(plan.forks)
+        self.cooled += plan.cooled
         self.shared_tokens += sum(tokens for _, tokens in plan.shared)
         for move in plan.moves:
             name = {"out": "blocks_out", "in": "blocks_in", "copy": "blocks_copied"}[move.kind]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pillarattn.engine.block_pool import BlockPool, BlockTable, Move
+from pillarattn.engine.block_pool import BlockPool
+from pillarattn.engine.block_table import BlockTable, Move
 from pillarattn.engine.paged_cache import PagedCache, RequestView, block_slots
 
 

@@ -29,7 +29,7 @@ class Pages:
         names = PageNames(self.prompts[name], self.outputs[name], self.size)
         self.scheduler.add(
             name, prompt=len(prompt), max_tokens=new, k=k, root=root, fresh=fresh,
-            names=names if self.shares else None,
+            names=names if self.shares else None, in_part=k % 2 == 0,
         )  # fmt: skip
 
     def token(self, name, at):

@@ -37,12 +37,23 @@ class EvictionPolicy(ABC):
     """Decides what leaves the device when the pool runs short; it holds no state.
 
     Attributes:
-        keeps_running: whether a victim may go on drafting with what is left of it, because what
-            leaves is what drafts do not read. The simulator does so; the scheduler stops every
-            victim until it is back.
+        needs_heat: whether verify passes should measure what each block is paid.
     """
 
-    keeps_running: bool = False
+    needs_heat: bool = False
+
+    def spare(self, candidate: Candidate, size: int, *, hot_share: float, lead: int) -> int:
+        """Return how much of a request of `size` may be away at most while it drafts on.
+
+        Drafts then do without the keys that are away; all of it is back before its verify pass.
+
+        Args:
+            candidate: a request that runs.
+            size: of what may leave at all: tokens, or blocks.
+            hot_share: share of `size` that its drafts should find.
+            lead: drafts before a verify pass at which what is away is called back.
+        """
+        return 0
 
     @abstractmethod
     def victim(self, candidates: Sequence[Candidate]) -> Candidate:

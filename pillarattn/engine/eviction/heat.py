@@ -15,7 +15,11 @@ class HeatEviction(EvictionPolicy):
     block is missed at a time that is known in advance.
     """
 
-    keeps_running = True
+    needs_heat = True
+
+    def spare(self, candidate: Candidate, size: int, *, hot_share: float, lead: int) -> int:
+        """Return all but the hot share, unless the verify pass is near."""
+        return 0 if candidate.next_read <= lead else int((1 - hot_share) * size)
 
     def victim(self, candidates: Sequence[Candidate]) -> Candidate:
         """Return the request whose next verify pass is farthest, of equals the largest."""
