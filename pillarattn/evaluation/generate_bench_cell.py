@@ -21,6 +21,8 @@ from pillarattn.patch.compat import cache_keyword
 # the first keys.
 LEFT = 16
 CHUNK = 1024
+# Tokens in which a gate has drafted, too.
+GATE_TOKENS = 96
 PHASES = ("draft", "verify", "select", "accept")
 # Statistics of a run that a record keeps.
 KEPT = (
@@ -49,6 +51,12 @@ class BenchCell:
         self.model = model
         self.ids = prompts(tokenizer, batch, length, shared=bench.shared_prompt).to(model.device)
         self.on_run = on_run
+        # One assistant for all runs of a variant, as a user has it: the gate remembers the model.
+        self._assistants = {
+            variant.name: bench.assistant(variant)
+            for variant in bench.variants
+            if variant.k is not None
+        }
         self._cache: Any = None
         if bench.reuse_prompt:
             self._cache = self._prompt_cache()
@@ -96,14 +104,18 @@ class BenchCell:
             **self._common(bench.new_tokens),
             **extra,
         )
+        run = {"prefill_seconds": times.prefill_seconds, "decode_seconds": times.decode_seconds}
+        stats = None if assistant is None else assistant.stats.to_dict()
+        if stats is not None:
+            run |= {f"{phase}_seconds": stats[f"{phase}_seconds"] for phase in PHASES}
+        kept = None if stats is None else {name: stats[name] for name in KEPT}
         if repeat:
-            run = {"prefill_seconds": times.prefill_seconds, "decode_seconds": times.decode_seconds}
-            if assistant is not None:
-                stats = assistant.stats.to_dict()
-                run |= {f"{phase}_seconds": stats[f"{phase}_seconds"] for phase in PHASES}
-                record["stats"] = {name: stats[name] for name in KEPT}
             record["runs"].append(run)
             record["peak_bytes"] = _peak(self.model)
+            record["stats"] = kept
+        else:
+            # A gate's first run, which knows nothing yet.
+            record["warm_up"] = {**run, "stats": kept}
         return tokens, times
 
     def _compare(
@@ -121,7 +133,9 @@ class BenchCell:
         if variant.k is None or not bench.check_tokens:
             return None
         self.on_run(f"{variant.name}, check")
-        options = self._common(bench.check_tokens)
+        # A gate needs room before it tries anything.
+        least = 0 if variant.is_fixed else min(bench.new_tokens, GATE_TOKENS)
+        options = self._common(max(bench.check_tokens, least))
         assistant = bench.assistant(variant)
         if bench.temperature > 0:
             assistant = bench.assistant(variant, seed=bench.seed or 0)
@@ -147,6 +161,7 @@ class BenchCell:
             # The host runs ahead of the device: a run of its own waits for each phase.
             self.on_run(f"{variant.name}, profile")
             extra = self._options(variant)
+            extra["assistant"] = self.bench.assistant(variant)
             extra["assistant"].synchronise = True
             _, times = timed_batch(
                 self.model,
@@ -177,7 +192,7 @@ class BenchCell:
         if variant.is_static:
             extra["cache_implementation"] = "static"
         if variant.k is not None:
-            extra["assistant"] = self.bench.assistant(variant)
+            extra["assistant"] = self._assistants[variant.name]
         return extra
 
     def _own_cache(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def plot_gate_choices(records: Iterable[Mapping[str, Any]], *, axes: Axes | None
     drawn = 0
     for record in records:
         for one in record["variants"]:
-            decisions = one.get("stats", {}).get("decisions") or []
+            decisions = (one.get("stats") or {}).get("decisions") or []
             if not decisions or drawn >= MOST_LINES:
                 continue
             end = record["length"] + record["settings"]["new_tokens"]
