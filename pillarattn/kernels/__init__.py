@@ -3,6 +3,7 @@
 from pillarattn.kernels.draft_attention import draft_attention
 from pillarattn.kernels.key_forecast import forecast_mass, forecast_moments
 from pillarattn.kernels.kv_append import kv_append
+from pillarattn.kernels.layer_ops import add_rms_norm, rotary_write, silu_mul
 from pillarattn.kernels.mixed_attention import mixed_attention
 from pillarattn.kernels.pooled_select import pooled_select
 from pillarattn.kernels.rejection_sample import rejection_sample
@@ -15,6 +16,7 @@ from pillarattn.kernels.verify_attention import (
 )
 
 __all__ = [
+    "add_rms_norm",
     "attention_scores",
     "draft_attention",
     "forecast_mass",
@@ -25,6 +27,8 @@ __all__ = [
     "pooled_attention",
     "pooled_select",
     "rejection_sample",
+    "rotary_write",
+    "silu_mul",
     "topk_select",
     "verify_attention",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pillarattn.kernels.workspace import Workspace
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that attention over `dtype` is computed in: fp32, or fp64 for fp64."""
@@ -17,13 +19,14 @@ def attention_probabilities(
     visible: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    workspace: Workspace | None = None,
 ) -> Tensor:
     """Return the softmax probabilities of scaled `logits`, which may be overwritten.
 
     Shapes: logits `[B, Hkv, G, Q, S]` fp32 or fp64; visible bool, broadcastable to the last
     W <= S columns of logits, the earlier columns being visible to every row; sinks `[Hq]`, a logit
     per query head that takes a share of the softmax and has no value (gpt-oss). A row that sees
-    nothing gets zeros.
+    nothing gets zeros. The result may lie in the workspace.
     """
     if softcap is not None:
         logits = logits.div_(softcap).tanh_().mul_(softcap)
@@ -35,7 +38,10 @@ def attention_probabilities(
         heads = sinks.to(logits.dtype).view(logits.shape[1], logits.shape[2], 1, 1)
         extra = heads.expand(*logits.shape[:-1], 1)
         return torch.softmax(torch.cat([logits, extra], dim=-1), dim=-1)[..., :-1]
-    probabilities = torch.softmax(logits, dim=-1)
+    out = None
+    if workspace is not None:
+        out = workspace.shared("probabilities", tuple(logits.shape), logits)
+    probabilities = torch.softmax(logits, dim=-1, out=out)
     if visible is not None and visible.shape[-1] == logits.shape[-1]:
         # Only a mask over all columns can hide a whole row, whose softmax is 0/0.
         probabilities = probabilities.masked_fill(~visible.any(-1, keepdim=True), 0.0)

@@ -104,6 +104,7 @@ def test_register(table) -> None:
 def test_every_op_has_a_reference() -> None:
     ops = {op for op, _ in dispatch._TABLE}
     assert ops == {
+        "add_rms_norm",
         "attention_scores",
         "draft_attention",
         "forecast_mass",
@@ -113,6 +114,8 @@ def test_every_op_has_a_reference() -> None:
         "pooled_attention",
         "pooled_select",
         "rejection_sample",
+        "rotary_write",
+        "silu_mul",
         "topk_select",
         "verify_attention",
     }

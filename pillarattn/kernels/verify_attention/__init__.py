@@ -13,6 +13,7 @@ from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.verify_attention import reference
 from pillarattn.kernels.verify_attention.pooled import pooled_attention
 from pillarattn.kernels.verify_attention.pooling import pool_rows
+from pillarattn.kernels.workspace import Workspace
 
 __all__ = ["attention_scores", "pool_rows", "pooled_attention", "verify_attention"]
 
@@ -36,6 +37,7 @@ def verify_attention(
     sinks: Tensor | None = None,
     return_scores: bool = False,
     row_limit: int | None = None,
+    workspace: Workspace | None = None,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Attend causally from the newest Q tokens of each row to all keys, and score the keys.
@@ -55,6 +57,8 @@ def verify_attention(
         return_scores: whether to return the row scores.
         row_limit: emulates the paper's code: rows whose packed index `i * G + g` is at or past it
             add nothing to the scores, whose divisor stays G. The output does not change.
+        workspace: memory that the reference may use instead of fresh one, for the scores too; see
+            `Workspace.of_layer`. None: all memory is fresh.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Returns:
@@ -80,6 +84,7 @@ def verify_attention(
         values,
         unsupported=triton_attention_limits(query, keys, values, scale=scale),
     )
+    options = {"workspace": workspace} if compute is reference.verify_attention else {}
     result: tuple[Tensor, Tensor | None] = compute(
         query,
         keys,
@@ -91,6 +96,7 @@ def verify_attention(
         sinks=sinks,
         return_scores=return_scores,
         row_limit=row_limit,
+        **options,
     )
     return result
 

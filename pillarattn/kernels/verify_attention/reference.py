@@ -12,6 +12,7 @@ from pillarattn.kernels.softmax import (
     attention_probabilities,
     log_sum_exp,
 )
+from pillarattn.kernels.workspace import Workspace
 
 
 def verify_attention(
@@ -26,13 +27,18 @@ def verify_attention(
     sinks: Tensor | None,
     return_scores: bool,
     row_limit: int | None,
+    workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `kernels.verify_attention`; K and V are read once per group and never expanded."""
     batch, query_heads, queries, _ = query.shape
     first, shortest, longest = _key_range(lengths, queries, window)
+    if torch.is_grad_enabled():
+        # What a backward pass will read may not be written over.
+        workspace = None
     probabilities = _probabilities(
-        query, keys, lengths=lengths, scale=scale, window=window, softcap=softcap, sinks=sinks
-    )
+        query, keys, lengths=lengths, scale=scale, window=window, softcap=softcap, sinks=sinks,
+        workspace=workspace,
+    )  # fmt: skip
     packed = probabilities.flatten(2, 3)
     defined = max(shortest, first)
     near = values[:, :, first:defined].to(packed.dtype)
@@ -46,7 +52,10 @@ def verify_attention(
     out = out.reshape(batch, query_heads, queries, values.shape[3]).to(query.dtype)
     if not return_scores:
         return out, None
-    return out, _row_scores(probabilities, first=first, size=keys.shape[2], row_limit=row_limit)
+    scores = _row_scores(
+        probabilities, first=first, size=keys.shape[2], row_limit=row_limit, workspace=workspace
+    )
+    return out, scores
 
 
 def attention_scores(
@@ -117,14 +126,25 @@ def _probabilities(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    workspace: Workspace | None = None,
 ) -> Tensor:
     """Return softmax probabilities `[B, Hkv, G, Q, W]`, W positions from `first` to `longest`."""
-    logits, visible = _logits(query, keys, lengths=lengths, scale=scale, window=window)
-    return attention_probabilities(logits, visible=visible, softcap=softcap, sinks=sinks)
+    logits, visible = _logits(
+        query, keys, lengths=lengths, scale=scale, window=window, workspace=workspace
+    )
+    return attention_probabilities(
+        logits, visible=visible, softcap=softcap, sinks=sinks, workspace=workspace
+    )
 
 
 def _logits(
-    query: Tensor, keys: Tensor, *, lengths: Tensor, scale: float, window: int | None
+    query: Tensor,
+    keys: Tensor,
+    *,
+    lengths: Tensor,
+    scale: float,
+    window: int | None,
+    workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return scaled logits `[B, Hkv, G, Q, W]` and which of their last columns are visible."""
     batch, _, queries, dim = query.shape
@@ -134,7 +154,10 @@ def _logits(
     first, shortest, longest = _key_range(lengths, queries, window)
     rows = (query.to(dtype) * scale).reshape(batch, kv_heads, group * queries, dim)
     near = keys[:, :, first:longest].to(dtype)
-    logits = (rows @ near.transpose(-1, -2)).unflatten(2, (group, queries))
+    out = None
+    if workspace is not None:
+        out = workspace.shared("logits", (*rows.shape[:3], near.shape[2]), rows)
+    logits = torch.matmul(rows, near.transpose(-1, -2), out=out).unflatten(2, (group, queries))
     # Without a window every row sees all that the first query of the shortest row sees: the mask
     # covers the few columns after that.
     masked = first if window is not None else max(shortest - queries + 1, 0)
@@ -153,7 +176,14 @@ def _logits(
     return logits, visible
 
 
-def _row_scores(probabilities: Tensor, *, first: int, size: int, row_limit: int | None) -> Tensor:
+def _row_scores(
+    probabilities: Tensor,
+    *,
+    first: int,
+    size: int,
+    row_limit: int | None,
+    workspace: Workspace | None = None,
+) -> Tensor:
     """Average over the group's heads and place the columns among all `size` positions."""
     batch, kv_heads, group, queries, width = probabilities.shape
     if row_limit is not None:
@@ -161,7 +191,10 @@ def _row_scores(probabilities: Tensor, *, first: int, size: int, row_limit: int 
         heads = torch.arange(group, device=device).view(-1, 1, 1)
         packed_index = torch.arange(queries, device=device).view(-1, 1) * group + heads
         probabilities = probabilities.masked_fill(packed_index >= row_limit, 0.0)
-    scores = probabilities.mean(dim=2).float()
+    out = None
+    if workspace is not None:
+        out = workspace.of_layer("scores", (batch, kv_heads, queries, width), probabilities)
+    scores = torch.mean(probabilities, dim=2, out=out).float()
     if width == size:
         return scores
     placed = scores.new_zeros(batch, kv_heads, queries, size)
