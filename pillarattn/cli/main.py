@@ -14,6 +14,7 @@ from pillarattn.cli.generate import generate
 from pillarattn.cli.info import info
 from pillarattn.cli.probe import probe
 from pillarattn.cli.report import report
+from pillarattn.cli.serve import serve
 from pillarattn.cli.sweep import sweep
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command("calibrate")(calibrate)
 app.command("evaluate")(evaluate)
 app.command("sweep")(sweep)
 app.command("report")(report)
+app.command("serve")(serve)
 app.add_typer(bench)
 
 

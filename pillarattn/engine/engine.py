@@ -15,11 +15,7 @@ from pillarattn.engine.inbox import Inbox
 from pillarattn.engine.intake import Intake
 from pillarattn.engine.offline import generate
 from pillarattn.engine.packed_pass import Segment
-from pillarattn.engine.prompts import (
-    Prompt,
-    eos_tokens,
-    token_ids,
-)
+from pillarattn.engine.prompts import Prompt, eos_tokens, longest, token_ids
 from pillarattn.engine.request import FinishReason, RequestOutput, SamplingParams
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler, StepPlan
@@ -128,6 +124,14 @@ class Engine:
             for name in list(self.requests):
                 self.abort(name)
             self._late.clear()
+
+    def room_after(self, prompt_tokens: int) -> int:
+        """Return the new tokens that a request of so many prompt tokens may ask for at most."""
+        pool = self.scheduler.pool
+        limit = longest(self.model, self.config.max_length)
+        # The last token is never written.
+        room = pool.num_blocks * pool.block_size + 1
+        return (room if limit is None else min(room, limit)) - prompt_tokens
 
     def reset_prefix_cache(self) -> None:
         """Forget the pages of requests that have ended, and share none of those that run.

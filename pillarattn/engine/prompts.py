@@ -63,14 +63,20 @@ def check_request(
             f"request {name!r} has stop strings and the engine no tokenizer; pass "
             "Engine(..., tokenizer=), or stop_token_ids"
         )
-    config = model.config.get_text_config(decoder=True)
-    limit = max_length or getattr(config, "max_position_embeddings", None)
+    limit = longest(model, max_length)
     if limit is not None and len(ids) + params.max_tokens > limit:
         raise ValueError(
             f"request {name!r} has {len(ids)} prompt tokens and max_tokens={params.max_tokens}; "
             f"the most is {limit} together: shorten it, or raise EngineConfig.max_length if the "
             "model can go on"
         )
+
+
+def longest(model: Any, max_length: int | None) -> int | None:
+    """Return the tokens of prompt and output together at most, or None where nobody says."""
+    config = model.config.get_text_config(decoder=True)
+    limit: int | None = max_length or getattr(config, "max_position_embeddings", None)
+    return limit
 
 
 def filled(params: SamplingParams, config: EngineConfig, noise: torch.Generator) -> SamplingParams:

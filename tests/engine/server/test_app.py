@@ -1,0 +1,277 @@
+"""The server: OpenAI's routes give what the engine gives, and a client that leaves frees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+import pillarattn
+from pillarattn.evaluation.notebook_model import notebook_model
+
+pytest.importorskip("fastapi", reason="the extra pillarattn[serve] is not installed")
+pytest.importorskip("httpx2", reason="httpx2, which the test client needs, is not installed")
+
+from fastapi.testclient import TestClient
+
+from pillarattn.engine.server import create_app
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+PROMPT = "one two three four five six"
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """Return the untouched model, a patched one and the tokenizer, which reads bytes."""
+    plain, tokenizer = notebook_model(tiny=True)
+    return plain, pillarattn.patch(notebook_model(tiny=True)[0]), tokenizer
+
+
+@pytest.fixture
+def engine(parts):
+    config = pillarattn.EngineConfig(
+        kv_tokens=2048, seed=0, preflight=False,
+        pillar=pillarattn.PillarConfig(k=4, s=0.5, min_budget=8),
+    )  # fmt: skip
+    return pillarattn.Engine(parts[1], config, tokenizer=parts[2])
+
+
+@pytest.fixture
+def client(engine):
+    with TestClient(create_app(engine, "tiny")) as client:
+        yield client
+
+
+@pytest.fixture
+def alone(parts):
+    plain, _, tokenizer = parts
+
+    def text(prompt, new):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        out = plain.generate(ids, max_new_tokens=new, do_sample=False)
+        return tokenizer.decode(out[0, ids.shape[1] :])
+
+    return text
+
+
+def events(response):
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def test_a_completion_is_that_of_plain_generate(client, alone):
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    answer = client.post("/v1/completions", json=body).json()
+    (choice,) = answer["choices"]
+    assert choice["text"] == alone(PROMPT, 12)
+    assert (choice["finish_reason"], answer["object"]) == ("length", "text_completion")
+    size = len(PROMPT)
+    assert answer["usage"] == {
+        "prompt_tokens": size, "completion_tokens": 12, "total_tokens": size + 12,
+    }  # fmt: skip
+
+
+def test_a_stream_has_the_same_text_in_pieces(client, alone):
+    body = {
+        "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    *pieces, last = events(client.post("/v1/completions", json=body))
+    assert "".join(p["choices"][0]["text"] for p in pieces) == alone(PROMPT, 12)
+    assert [p["choices"][0]["finish_reason"] for p in pieces][-1] == "length"
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 12
+    assert len({p["id"] for p in [*pieces, last]}) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_are_never_shown(client, alone, stream):
+    text = alone(PROMPT, 30)
+    at = next(i for i in range(4, 25) if "\ufffd" not in text[i : i + 2])
+    stop = text[at : at + 2]
+    body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0, "stop": [stop], "stream": stream}
+    response = client.post("/v1/completions", json=body)
+    pieces = events(response) if stream else [response.json()]
+    assert "".join(p["choices"][0]["text"] for p in pieces) == text[: text.find(stop)]
+    assert pieces[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_prompts_and_samples_are_choices_in_order(client, engine, parts, alone):
+    ids = [parts[2](text)["input_ids"] for text in (PROMPT, "seven")]
+    body = {"prompt": ids, "max_tokens": 8, "temperature": 0, "n": 2}
+    answer = client.post("/v1/completions", json=body).json()
+    wanted = [alone(PROMPT, 8)] * 2 + [alone("seven", 8)] * 2
+    assert [c["text"] for c in answer["choices"]] == wanted
+    assert [c["index"] for c in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["prompt_tokens"] == len(PROMPT) + 5
+    body = {"prompt": PROMPT, "max_tokens": 8, "n": 3, "seed": 5, "temperature": 0.9}
+    sampled = [c["text"] for c in client.post("/v1/completions", json=body).json()["choices"]]
+    params = pillarattn.SamplingParams(max_tokens=8, n=3, seed=5, temperature=0.9)
+    assert sampled == [o.text for o in engine.generate([PROMPT], params)]
+    assert len(set(sampled)) == 3
+    pieces = events(client.post("/v1/completions", json={**body, "stream": True}))
+    texts = ["", "", ""]
+    for piece in pieces:
+        texts[piece["choices"][0]["index"]] += piece["choices"][0]["text"]
+    assert texts == sampled
+
+
+def test_fields_of_our_own_reach_the_engine(client, engine):
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "k": 0}
+    client.post("/v1/completions", json=body)
+    assert engine.stats.drafted == 0
+    client.post("/v1/completions", json={**body, "k": 2, "s": 1.0, "acceptance": "rejection"})
+    assert engine.stats.drafted > 0
+    stats = client.get("/health").json()
+    assert stats["status"] == "ok" and stats["stats"]["finished"] == {"length": 2}
+
+
+def test_chat_uses_the_template(client, engine, parts, alone):
+    messages = [{"role": "user", "content": "hello there"}]
+    body = {"model": "tiny", "messages": messages, "max_tokens": 10, "temperature": 0}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400 and "no chat template" in response.json()["error"]["message"]
+    parts[2].chat_template = TEMPLATE
+    try:
+        answer = client.post("/v1/chat/completions", json=body).json()
+        wanted = alone("<user>hello there<assistant>", 10)
+        assert answer["choices"][0]["message"] == {"role": "assistant", "content": wanted}
+        pieces = events(client.post("/v1/chat/completions", json={**body, "stream": True}))
+        # Without a limit it goes on as far as there is room.
+        body = {"messages": messages, "stop": wanted[-4:], "temperature": 0}
+        full = client.post("/v1/chat/completions", json=body).json()
+        broken = client.post("/v1/chat/completions", json={"messages": [{"role": "user"}]})
+    finally:
+        parts[2].chat_template = None
+    deltas = [p["choices"][0]["delta"] for p in pieces]
+    assert deltas[0]["role"] == "assistant" and all("role" not in d for d in deltas[1:])
+    assert "".join(d["content"] for d in deltas) == wanted
+    assert pieces[0]["object"] == "chat.completion.chunk"
+    assert full["choices"][0]["finish_reason"] == "stop"
+    assert broken.status_code in (200, 400)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ({"model": "other"}, 404, "'other' is not served; this is 'tiny'"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"max_tokens": 0}, 400, "max_tokens must be an integer >= 1"),
+        ({"max_tokens": 5000}, 400, "the most is 2048 together"),
+        ({"prompt": ""}, 400, "empty prompt"),
+        ({"prompt": [5, 9999]}, 400, "token 9999"),
+        ({"logprobs": 3}, 400, "logprobs"),
+        ({"n": 0}, 400, "n: "),
+        ({"draft_length": "longest"}, 400, "'longest'"),
+        ({"stop": [""]}, 400, "stop must hold non-empty"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_is_said_in_one_line(client, engine, change, status, message, stream):
+    body = {"prompt": PROMPT, "max_tokens": 4, "stream": stream, **change}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == status, response.text
+    assert message in response.json()["error"]["message"]
+    assert not engine.has_unfinished
+
+
+def test_null_means_left_out(client, alone):
+    body = {
+        "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "logprobs": None, "stop": None,
+        "suffix": None, "seed": None,
+    }  # fmt: skip
+    answer = client.post("/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] == alone(PROMPT, 4)
+
+
+def test_models(client):
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["id"] == "tiny"
+
+
+async def call(app, body, *, leave_after):
+    """Send a request, and go away after `leave_after` pieces of the answer; None: never."""
+    sent, left = [], asyncio.Event()
+    data = json.dumps(body).encode()
+    inbox = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def receive():
+        if inbox:
+            return inbox.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+        if leave_after is not None and len(sent) > leave_after:
+            left.set()
+
+    if leave_after == 0:
+        asyncio.get_running_loop().call_later(0.05, left.set)
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+        "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
+        "query_string": b"", "root_path": "", "scheme": "http", "server": ("test", 80),
+        "client": ("test", 1), "headers": [(b"content-type", b"application/json")],
+    }  # fmt: skip
+    await asyncio.wait_for(app(scope, receive, send), 60)
+    return sent
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_aborts_its_requests_alone(engine, alone, stream):
+    app = create_app(engine, "tiny")
+    body = {"prompt": PROMPT, "max_tokens": 400, "n": 2, "temperature": 1.0, "stream": stream}
+    stays = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0}
+
+    async def scene():
+        return await asyncio.gather(
+            call(app, body, leave_after=2 if stream else 0), call(app, stays, leave_after=None)
+        )
+
+    _, kept = asyncio.run(scene())
+    answer = json.loads(b"".join(m.get("body", b"") for m in kept))
+    assert answer["choices"][0]["text"] == alone(PROMPT, 30)
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.stats.finished == {"abort": 2, "length": 1}
+    assert engine.scheduler.pool.used == 0
+    assert not engine._streams._waiting
+
+
+def test_many_clients_share_the_steps(engine, alone):
+    app = create_app(engine, "tiny")
+    bodies = [{"prompt": PROMPT[i:], "max_tokens": 16, "temperature": 0} for i in range(6)]
+
+    async def scene():
+        return await asyncio.gather(*(call(app, body, leave_after=None) for body in bodies))
+
+    for i, sent in enumerate(asyncio.run(scene())):
+        answer = json.loads(b"".join(m.get("body", b"") for m in sent))
+        assert answer["choices"][0]["text"] == alone(PROMPT[i:], 16)
+    # One after the other each draft and each verify pass would be a step.
+    assert engine.stats.steps < (engine.stats.draft_rows + engine.stats.rounds) / 3
+
+
+def test_a_server_needs_a_tokenizer(parts):
+    with pytest.raises(ValueError, match="tokenizer"):
+        create_app(pillarattn.Engine(parts[1], pillarattn.EngineConfig(preflight=False)), "tiny")
+
+
+def test_a_request_that_fails_is_an_error(client, engine):
+    original = engine._intake._decoder
+
+    def broken(request):
+        decoder = original(request)
+        decoder.judge = None
+        return decoder
+
+    engine._intake._decoder = broken
+    body = {"prompt": PROMPT, "max_tokens": 9, "temperature": 0}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 500 and "TypeError" in response.json()["error"]["message"]
+    text = client.post("/v1/completions", json={**body, "stream": True}).text
+    assert "TypeError" in text and "[DONE]" not in text
