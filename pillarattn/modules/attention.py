@@ -6,6 +6,7 @@ from torch import Tensor, cat, nn
 
 from pillarattn.datatypes import Phase, RowLengths
 from pillarattn.kernels import draft_attention, verify_attention
+from pillarattn.kernels.workspace import Workspace
 from pillarattn.modules.cache.contiguous import ContiguousLayer
 from pillarattn.modules.step import AttentionOptions, SeedQueries, StepState
 
@@ -20,6 +21,10 @@ class PillarAttention(nn.Module):
     Args:
         kernels: "auto", "reference" or "triton".
 
+    Attributes:
+        workspace: where scored verify passes compute, by a caller who pools the scores of each pass
+            before the next one; None: in fresh memory.
+
     Example without transformers:
         >>> layer = ContiguousLayer(); attention = PillarAttention()
         >>> layer.append(keys, values)                                # [B, Hkv, Q, D]
@@ -29,6 +34,7 @@ class PillarAttention(nn.Module):
     def __init__(self, *, kernels: str = "auto") -> None:
         super().__init__()
         self.kernels = kernels
+        self.workspace: Workspace | None = None
 
     def forward(
         self,
@@ -61,7 +67,9 @@ class PillarAttention(nn.Module):
         layer.drop_kept_keys()
         keep_queries(query, step, layer_index, options)
         scored = step.scores is not None and layer_index in step.scored_layers
-        out, row_scores = self._full(query, layer, options, keys_values, scored, step.row_limit)
+        out, row_scores = self._full(
+            query, layer, layer_index, options, keys_values, scored, step.row_limit
+        )
         if row_scores is not None and step.scores is not None and layer.lengths is not None:
             step.scores.put(layer_index, row_scores, layer.lengths)
         return out
@@ -76,7 +84,7 @@ class PillarAttention(nn.Module):
         keys_values: tuple[Tensor, Tensor],
     ) -> Tensor:
         if step.selections.get(layer_index) is None:
-            return self._full(query, layer, options, keys_values, False, None)[0]
+            return self._full(query, layer, layer_index, options, keys_values, False, None)[0]
         assert layer.lengths is not None
         rows = query.shape[2]
         if rows == 1:
@@ -156,6 +164,7 @@ class PillarAttention(nn.Module):
         self,
         query: Tensor,
         layer: ContiguousLayer,
+        layer_index: int,
         options: AttentionOptions,
         keys_values: tuple[Tensor, Tensor],
         return_scores: bool,
@@ -163,6 +172,9 @@ class PillarAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         keys, values = keys_values
         assert layer.lengths is not None
+        workspace = self.workspace if return_scores and not keys.is_cuda else None
+        if workspace is not None:
+            workspace.layer = layer_index
         return verify_attention(
             query,
             keys,
@@ -174,6 +186,7 @@ class PillarAttention(nn.Module):
             sinks=options.sinks,
             return_scores=return_scores,
             row_limit=row_limit,
+            workspace=workspace,
             implementation=self.kernels,
         )
 

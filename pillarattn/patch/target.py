@@ -12,6 +12,8 @@ from torch import Tensor
 from pillarattn.datatypes import Phase, RowLengths
 from pillarattn.decoding.target import HiddenStates
 from pillarattn.errors import UnsupportedModelError
+from pillarattn.kernels.workspace import Workspace
+from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel, cache_keyword
@@ -100,7 +102,8 @@ class HFTarget:
         self._tap = HiddenTap(self.model, layers)
 
     def close(self) -> None:
-        """Take away what `watch` and `draft_with` put into the model."""
+        """Take away what `watch` and `draft_with` put into the model, and memory of the run."""
+        self._use_workspace(None)
         if self._tap is not None:
             self._tap.close()
             self._tap = None
@@ -128,6 +131,8 @@ class HFTarget:
     def prefill(self, step: StepState) -> Tensor:
         """Run the prompt exactly as plain generate does; then drop padding from the cache."""
         kwargs = dict(self._kwargs)
+        # Scores are pooled in the round that they come from.
+        self._use_workspace(Workspace())
         with self._pass(step), self._catching():
             outputs = self.model._prefill(self._ids, self._generation_config, kwargs)
         if not self.cache.used_layers:
@@ -225,6 +230,10 @@ class HFTarget:
         self._check_layers(step)
         logits = outputs.logits[:, -width:]
         return logits.to(copy=True, dtype=torch.float32, device=tokens.device)
+
+    def _use_workspace(self, workspace: Workspace | None) -> None:
+        if isinstance(self.cache.attention, PillarAttention):
+            self.cache.attention.workspace = workspace
 
     def _catching(self) -> Any:
         return nullcontext() if self._tap is None else self._tap.catching()
