@@ -5,24 +5,34 @@ A guard that must read a tensor's values does so on the CPU only: on CUDA it wou
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
 INTEGERS = (torch.int32, torch.int64)
 MAX_HEAD_DIM = 256
 
+# The tensor whose range was read last, its version then, and the range: one assignment replaces all
+# three, so that threads see them together.
+_last_range: tuple[weakref.ref[Tensor] | None, int, tuple[int, int]] = (None, 0, (0, 0))
+
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...], letters: str) -> None:
     """Raise `ValueError` unless `tensor` has `shape` (None fits any size), written as `letters`."""
-    actual = tuple(tensor.shape)
-    if len(actual) != len(shape) or any(
-        want is not None and want != got for want, got in zip(shape, actual, strict=True)
-    ):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(
-            f"{name} must have shape {letters} = [{wanted}], got {list(actual)}; "
-            "make it agree with the other tensors"
-        )
+    actual = tensor.shape
+    # A plain loop: on a CPU these guards are part of every layer of every step.
+    if len(actual) == len(shape):
+        for want, got in zip(shape, actual, strict=True):
+            if want is not None and want != got:
+                break
+        else:
+            return
+    wanted = ", ".join("any" if size is None else str(size) for size in shape)
+    raise ValueError(
+        f"{name} must have shape {letters} = [{wanted}], got {list(actual)}; "
+        "make it agree with the other tensors"
+    )
 
 
 def check_floating(**tensors: Tensor) -> None:
@@ -47,7 +57,9 @@ def check_integers(name: str, tensor: Tensor, shape: tuple[int | None, ...], let
 def check_one_device(**tensors: Tensor | None) -> None:
     """Raise `ValueError` unless all tensors that are given are on one device."""
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
-    if len(set(devices.values())) > 1:
+    given = iter(devices.values())
+    first = next(given, None)
+    if any(device != first for device in given):
         places = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"all tensors must be on one device, got {places}; move them together")
 
@@ -64,9 +76,24 @@ def check_values(name: str, tensor: Tensor, *, minimum: int, maximum: int) -> No
     """Raise `ValueError` if a tensor on the CPU has a value outside `minimum..maximum`."""
     if tensor.is_cuda or tensor.numel() == 0:
         return
-    low, high = (int(bound) for bound in tensor.aminmax())
+    low, high = _range_of(tensor)
     if low < minimum or high > maximum:
         raise ValueError(f"{name} must be in {minimum}..{maximum}, got values {low}..{high}")
+
+
+def _range_of(tensor: Tensor) -> tuple[int, int]:
+    """Return the smallest and the largest value; the layers of a pass ask for the same tensor's."""
+    global _last_range
+    if tensor.is_inference():
+        # It has no version that would tell of a change in place.
+        low, high = tensor.aminmax()
+        return int(low), int(high)
+    seen, version, low_high = _last_range
+    if seen is None or seen() is not tensor or version != tensor._version:
+        low, high = tensor.aminmax()
+        low_high = int(low), int(high)
+        _last_range = weakref.ref(tensor), tensor._version, low_high
+    return low_high
 
 
 def check_attention_inputs(

@@ -73,6 +73,14 @@ def choose(
     Raises:
         ValueError: the op or the name is unknown, or "triton" was asked for where it cannot run.
     """
+    if (
+        implementation == "auto"
+        and tensors
+        and not tensors[0].is_cuda
+        and (op, "reference") in _TABLE
+    ):
+        # On a CPU there is nothing to weigh, and every layer of every step asks.
+        return _resolve(op, "reference")
     names = implementations(op)
     if not names:
         ops = sorted({registered for registered, _ in _TABLE})
