@@ -205,9 +205,12 @@ class BenchCell:
 
         cache = DynamicCache(config=self.model.config)
         head = self.ids[:, : max(self.ids.shape[1] - LEFT, 1)]
+        options: dict[str, Any] = {cache_keyword(): cache}
+        if self.model._supports_logits_to_keep():
+            options["logits_to_keep"] = 1
         with torch.no_grad():
             for part in head.split(CHUNK, dim=1):
-                self.model(input_ids=part, **{cache_keyword(): cache}, logits_to_keep=1)
+                self.model(input_ids=part, **options)
         return cache
 
 

@@ -125,8 +125,10 @@ def decode(
     dead_ends = DeadEnds()
     outcome, recorder = _outcome(call, stopping_criteria, streamer, dead_ends)
     process = ProcessorRule(logits_processor, dead_ends)
-    # What a gate has learnt of a batch and of greedy text holds for no other.
-    kind = (input_ids.shape[0], bool(generation_config.do_sample), sparse, lockstep)
+    # What a gate has learnt of a batch, of a length to a factor of two, and of greedy or sampled
+    # text holds for no other.
+    batch, length = input_ids.shape
+    kind = (batch, length.bit_length(), bool(generation_config.do_sample), sparse, lockstep)
     gate = generator.new_gate(drafter, generator.learnt.recall(model, kind))
     run = _new_run(generator, call, target, drafter, process, outcome, recorder, ranks, gate)
     result = _run(run, call, generator)

@@ -237,7 +237,8 @@ class CostGate:
             # A longer context does not make plain steps faster: only the machine could.
             return self._since_plain >= 4 * PLAIN_EVERY
         known = self.outlook.costs.plain.last_length
-        return length > known * GROWTH or self._since_plain >= PLAIN_EVERY
+        is_far = not known / GROWTH <= length <= known * GROWTH
+        return is_far or self._since_plain >= PLAIN_EVERY
 
     def _affords(self, loss: float, length: int) -> bool:
         if not self._has_room:
