@@ -40,8 +40,9 @@ def main(name: str = "smollm2", samples: int = 64) -> None:
               f"largest advantage {best[0]:+.2f} for {best[1].text!r}")  # fmt: skip
     stats = engine.stats
     asked = sum(len(output.prompt_token_ids) for output in outputs)
-    print(f"{stats.emitted} new tokens in {stats.steps} steps, {stats.acceptance_rate:.0%} of "
-          f"drafts accepted; {stats.prefill_rows} of {asked} prompt tokens were computed")  # fmt: skip
+    rate = f"{stats.acceptance_rate:.0%} of drafts accepted"
+    print(f"{stats.emitted} new tokens in {stats.steps} steps, {rate}; "
+          f"{stats.prefill_rows} of {asked} prompt tokens were computed")  # fmt: skip
     # A trainer now updates the weights in place: the next call sees that, and shares no old pages.
 
 
