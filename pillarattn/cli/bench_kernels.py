@@ -17,7 +17,10 @@ from pillarattn.cli.console import check_json_target, human_console, readable_er
 def kernels(
     op: Annotated[
         list[str] | None,
-        typer.Option(help="verify_attention, draft_attention or topk_select; repeat it for more."),
+        typer.Option(
+            help="verify_attention, draft_attention, mixed_attention, topk_select, "
+            "pooled_select, forecast_mass, forecast_moments or layer_ops; repeat it for more."
+        ),
     ] = None,
     sweep: Annotated[
         bool, typer.Option(help="Try every choice of tiles, not only the default one.")

@@ -10,9 +10,17 @@ from typing import Any
 import torch
 
 from pillarattn.evaluation.environment import environment, source_commit
-from pillarattn.evaluation.kernel_bench_cells import Cell, cells
+from pillarattn.evaluation.kernel_bench_cells import SHAPES, Cell, cells
 from pillarattn.evaluation.kernel_bench_compile import compile_ahead
+from pillarattn.evaluation.kernel_bench_mixed import MixedCell
 from pillarattn.evaluation.kernel_bench_rivals import rivals
+from pillarattn.evaluation.kernel_bench_selection import (
+    HIDDEN,
+    LayerOpsCell,
+    MassCell,
+    MomentsCell,
+    PooledCell,
+)
 from pillarattn.evaluation.kernel_bench_timing import (
     Call,
     ReadCeiling,
@@ -22,9 +30,13 @@ from pillarattn.evaluation.kernel_bench_timing import (
 )
 
 SCHEMA = 1
-OPS = ("verify_attention", "draft_attention", "topk_select")
-# bf16 rounding of outputs and weights; a wrong kernel is off by orders of magnitude.
-MOST_ERROR = {"verify_attention": 5e-3, "draft_attention": 5e-3, "topk_select": 0.0}
+# bf16 rounding of outputs and weights, fp32 sums; a wrong kernel is off by orders of magnitude.
+MOST_ERROR = {
+    "verify_attention": 5e-3, "draft_attention": 5e-3, "mixed_attention": 5e-3,
+    "topk_select": 0.0, "pooled_select": 0.0, "forecast_mass": 1e-4, "forecast_moments": 1e-4,
+    "layer_ops": 5e-3,
+}  # fmt: skip
+OPS = tuple(MOST_ERROR)
 
 Record = dict[str, Any]
 
@@ -65,7 +77,7 @@ def bench_kernels(
     """
     check_ready(ops)
     begun = time.monotonic()
-    todo = list(cells(ops, quick=quick))
+    todo = [*cells(ops, quick=quick), *_further_cells(ops, quick=quick)]
     if workers:
         compile_ahead(todo, sweep=sweep, workers=workers)
     ceiling = ReadCeiling()
@@ -87,6 +99,21 @@ def bench_kernels(
         for record in _cell_records(cell, ceiling, sweep=sweep):
             emit(record | {"elapsed_seconds": round(time.monotonic() - begun, 1)})
         torch.cuda.empty_cache()
+
+
+def _further_cells(ops: tuple[str, ...], *, quick: bool) -> Iterator[Cell]:
+    """Return the cells of mixed attention, of the forecast's selection and of a layer's ops."""
+    for batch, length in SHAPES[:1] if quick else SHAPES:
+        if batch > 1 and MixedCell.op in ops:
+            yield MixedCell(batch, length)
+    for kind, rows in ((PooledCell, 32), (MassCell, 1152), (MomentsCell, 1152)):
+        if kind.op in ops:
+            yield kind(rows, 16384)
+            if not quick:
+                yield kind(max(1, rows // 32), 16384)
+    if LayerOpsCell.op in ops:
+        for rows in (288,) if quick else (16, 64, 288):
+            yield LayerOpsCell(rows, HIDDEN)
 
 
 def _head(cell: Cell) -> Record:

@@ -19,6 +19,7 @@ from pillarattn.evaluation.kernel_bench_cells import (
     SelectCell,
     VerifyCell,
 )
+from pillarattn.evaluation.kernel_bench_mixed import MixedCell
 from pillarattn.evaluation.kernel_bench_timing import Call
 
 # Name, and a function from one input to a call; it raises ImportError where a package is missing.
@@ -33,6 +34,8 @@ def rivals(cell: Cell) -> Iterator[Rival]:
     if isinstance(cell, DraftCell) and not cell.ragged:
         yield "fa3-page1", _fa3_gather
         yield "flashinfer-page1", _flashinfer_gather
+    if isinstance(cell, MixedCell):
+        yield "two-launches", cell.contiguous
     if isinstance(cell, SelectCell):
         yield "torch.topk", lambda given: lambda: given["scores"].topk(cell.kept, sorted=False)
         yield "flashinfer.top_k", lambda given: _flashinfer_top_k(given, cell.kept)

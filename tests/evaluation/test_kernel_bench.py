@@ -14,8 +14,16 @@ from typer.testing import CliRunner
 from pillarattn.cli.bench_kernels import kernels
 from pillarattn.evaluation import kernel_bench, kernel_bench_cells, kernel_bench_compile
 from pillarattn.evaluation.kernel_bench_cells import DraftCell, SelectCell, VerifyCell, cells
+from pillarattn.evaluation.kernel_bench_mixed import MixedCell
+from pillarattn.evaluation.kernel_bench_selection import (
+    LayerOpsCell,
+    MassCell,
+    MomentsCell,
+    PooledCell,
+)
 from pillarattn.evaluation.kernel_bench_timing import Timing
 from pillarattn.kernels.draft_attention.tiles import DraftTiles
+from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 from pillarattn.kernels.topk_select.tiles import SelectTiles
 from pillarattn.kernels.verify_attention.tiles import VerifyTiles
 from tests.kernels.interpreter import repair_interpreter
@@ -30,6 +38,11 @@ CASES = [
     (DraftCell(1, 80), DraftTiles(16, 512, stages=2)),
     (DraftCell(1, 80, ragged=True), DraftTiles(16, 16, stages=2)),
     (SelectCell(1, 60), SelectTiles(64)),
+    (MixedCell(2, 48), MixedTiles(16, 64, 16, 32, stages=2)),
+    (PooledCell(1, 40, layers=2), None),
+    (MassCell(1, 40), None),
+    (MomentsCell(1, 40), None),
+    (LayerOpsCell(2, 4096), None),
 ]
 
 
@@ -57,9 +70,9 @@ def on_the_cpu(monkeypatch) -> None:
 def test_a_right_kernel_is_timed_and_a_wrong_one_is_not(
     cell, tiles, on_the_cpu, monkeypatch
 ) -> None:
-    monkeypatch.setattr(type(cell), "choices", lambda self: iter([tiles]))
+    monkeypatch.setattr(type(cell), "choices", lambda self: iter([tiles] if tiles else []))
     monkeypatch.setattr(kernel_bench, "MOST_ERROR", dict.fromkeys(kernel_bench.OPS, 5e-3))
-    _, right = kernel_bench._cell_records(cell, FixedCeiling(), sweep=True)
+    *_, right = kernel_bench._cell_records(cell, FixedCeiling(), sweep=True)
     assert right["error"] <= 5e-3 and right["median_us"] == 10.0
     assert right["tbps"] == pytest.approx(cell.bytes / 10 * 1e-6)
     assert right["share_of_matched"] == pytest.approx(right["tbps"] / 2)
@@ -77,12 +90,14 @@ def test_a_right_kernel_is_timed_and_a_wrong_one_is_not(
         return run
 
     monkeypatch.setattr(type(cell), "call", poisoned)
-    _, wrong = kernel_bench._cell_records(cell, FixedCeiling(), sweep=True)
+    *_, wrong = kernel_bench._cell_records(cell, FixedCeiling(), sweep=True)
     assert "error" in wrong["failed"] and "median_us" not in wrong
 
 
 def test_every_cell_compiles_ahead_as_a_small_one() -> None:
-    for cell in cells(kernel_bench.OPS):
+    every = [*cells(kernel_bench.OPS), *kernel_bench._further_cells(kernel_bench.OPS, quick=False)]
+    assert {cell.op for cell in every} == set(kernel_bench.OPS)
+    for cell in every:
         for tiles in cell.choices():
             small, same = kernel_bench_compile.small_job(cell, tiles)
             assert type(small) is type(cell) and small.batch == 2

@@ -26,8 +26,15 @@ def pooled_select(
     sink: int,
     starts: Tensor,
     block: int = BLOCK,
+    width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `kernels.pooled_select`; the width of the lists is the one thing read on the host."""
+    """Compute `kernels.pooled_select`; the width of the lists is the one thing read on the host.
+
+    Args:
+        block: scores of a step.
+        width: of the lists, where the caller knows a bound of the counts; nothing is read then.
+        others: as `kernels.pooled_select`.
+    """
     rows, heads, size = scores.shape
     batch, device = rows // layers, scores.device
     if not scores.numel():
@@ -61,7 +68,7 @@ def pooled_select(
         taken = taken.view(batch, layers, heads).transpose(0, 1).reshape(rows, heads)
         forced = (shares.ends - shares.begins) - (shares.highs - shares.lows)
         counts = (forced.unsqueeze(-1) + above + taken).to(torch.int32)
-        width = int(counts.max())
+        width = int(counts.max()) if width is None else width
         indices = torch.zeros(rows, heads, width, dtype=torch.int32, device=device)
         if width:
             list_kernel[(pairs,)](
