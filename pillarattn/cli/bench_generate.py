@@ -132,6 +132,8 @@ def generate(
         for option, path in (("--out", out), ("--plot", plot)):
             if path is not None and path.is_dir():
                 raise ValueError(f"{option}: {str(path)!r} is a folder; give a file")
+        if plot is not None and not auto:
+            raise ValueError("--plot draws what the gate reached; leave --no-auto out")
         if out is not None:
             read_bench(out)
         progress, heard = _progress(console, bench)

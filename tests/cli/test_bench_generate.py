@@ -107,6 +107,7 @@ def test_other_ways_to_run(tiny_checkpoint, options):
         (["--threads", 0], "--threads must be at least 1"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--device", "tpu9"], "device must be"),
+        (["--plot", "x.png", "--no-auto"], "--plot draws what the gate reached"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, message):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 AUTO = "auto"
-MOST_LINES = 12
+MOST_LANES = 24
 
 
 def plot_generate_bench(records: Iterable[Mapping[str, Any]]) -> Axes:
@@ -61,8 +61,9 @@ def plot_speedup_map(
     reach = max(0.5, *(abs(value - 1) for value in cells.values()))
     axes.imshow(table, cmap="RdBu", vmin=1 - reach, vmax=1 + reach, aspect="auto", origin="lower")
     for (batch, length), value in cells.items():
-        axes.text(lengths.index(length), batches.index(batch), f"{value:.2f}x", ha="center",
-                  va="center", fontsize=9)  # fmt: skip
+        place = lengths.index(length), batches.index(batch)
+        ink = "white" if abs(value - 1) > 0.6 * reach else "black"
+        axes.text(*place, f"{value:.2f}x", ha="center", va="center", fontsize=9, color=ink)
     axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
     who = "best fixed setting" if best_fixed else "cost gate"
@@ -78,25 +79,53 @@ def plot_speedup_map(
 
 
 def plot_gate_choices(records: Iterable[Mapping[str, Any]], *, axes: Axes | None = None) -> Axes:
-    """Draw the k that the gate chose against the context's length; 0 is plain decoding.
+    """Draw a lane a cell: along the new tokens, coloured by the k that the gate chose.
 
     Raises:
         ValueError: no record holds a run of the gate.
     """
-    axes = axes or new_axes()
-    drawn = 0
+    lanes = []
     for record in records:
         for one in record["variants"]:
             decisions = (one.get("stats") or {}).get("decisions") or []
-            if not decisions or drawn >= MOST_LINES:
-                continue
-            end = record["length"] + record["settings"]["new_tokens"]
-            places = [each["length"] for each in decisions] + [end]
-            drafts = [each["k"] for each in decisions]
-            axes.step(places, [*drafts, drafts[-1]], where="post", linewidth=1.3,
-                      label=f"B={record['batch']}, L={record['length']:,}")  # fmt: skip
-            drawn += 1
-    if not drawn:
+            if decisions:
+                lanes.append((record, decisions))
+    if not lanes:
         raise ValueError("no record holds a run of the gate; run it with --auto")
-    axes.set_ylim(bottom=-0.4)
-    return finish(axes, title="What the gate chose", x="context (tokens)", y="k (0: plain)")
+    lanes = lanes[:MOST_LANES]
+    axes = axes or new_axes(8.0, 1.2 + 0.35 * len(lanes))
+    drafts = sorted({each["k"] for _, decisions in lanes for each in decisions})
+    named: set[int] = set()
+    for lane, (record, decisions) in enumerate(lanes):
+        places = [each["length"] - record["length"] for each in decisions]
+        ends = [*places[1:], record["settings"]["new_tokens"]]
+        for each, begin, end in zip(decisions, places, ends, strict=True):
+            k = each["k"]
+            label = None if k in named else "plain" if k == 0 else f"k = {k}"
+            named.add(k)
+            axes.barh(lane, end - begin, left=begin, height=0.7, color=_colour(k, drafts),
+                      label=label)  # fmt: skip
+    axes.set_yticks(
+        range(len(lanes)),
+        [f"B={record['batch']}, L={record['length']:,}" for record, _ in lanes],
+        fontsize=8,
+    )
+    axes.set_xlim(left=0)
+    finish(axes, title="What the gate chose", x="new tokens", y="")
+    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    labels = ["plain" if k == 0 else f"k = {k}" for k in drafts]
+    axes.legend(
+        [found[label] for label in labels], labels, loc="center left", bbox_to_anchor=(1.01, 0.5),
+        frameon=False, fontsize=8,
+    )  # fmt: skip
+    return axes
+
+
+def _colour(k: int, drafts: list[int]) -> Any:
+    """Return grey for plain decoding, and darker colours for longer drafts."""
+    if k == 0:
+        return "#d9d9d9"
+    from matplotlib import colormaps
+
+    longest = max(drafts)
+    return colormaps["viridis_r"](0.1 + 0.9 * k / longest)

@@ -14,13 +14,13 @@ from pillarattn.evaluation.plots import (
 pytest.importorskip("matplotlib")
 
 
-def record(batch, length, *, fixed, auto, decisions=((100, 0), (110, 4))):
+def record(batch, length, *, fixed, auto, decisions=((0, 0), (10, 4))):
     variants = [
         {"name": "plain", "k": None, "decode_speedup": 1.0},
         {"name": "k=8 s=0.05", "k": 8, "decode_speedup": fixed},
     ]
     if auto is not None:
-        stats = {"decisions": [{"length": place, "k": k} for place, k in decisions]}
+        stats = {"decisions": [{"length": length + place, "k": k} for place, k in decisions]}
         variants.append({"name": "auto", "k": "auto", "decode_speedup": auto, "stats": stats})
     return {
         "batch": batch, "length": length, "variants": variants, "best_fixed": "k=8 s=0.05",
@@ -53,10 +53,15 @@ def test_the_map(records):
 
 
 def test_the_choices(records):
-    lines = plot_gate_choices(records).lines
-    assert [line.get_label() for line in lines] == ["B=1, L=1,000", "B=8, L=1,000", "B=8, L=4,000"]
-    assert lines[2].get_xdata().tolist() == [100, 110, 4050]
-    assert lines[2].get_ydata().tolist() == [0, 4, 4]
+    axes = plot_gate_choices(records)
+    lanes = [label.get_text() for label in axes.get_yticklabels()]
+    assert lanes == ["B=1, L=1,000", "B=8, L=1,000", "B=8, L=4,000"]
+    bars = [(round(bar.get_y() + 0.35), bar.get_x(), bar.get_width()) for bar in axes.patches]
+    # Plain for 10 tokens, then drafts of 4 up to the end of 50.
+    assert bars == [(lane, x, w) for lane in range(3) for x, w in ((0, 10), (10, 40))]
+    colours = [bar.get_facecolor() for bar in axes.patches]
+    assert colours[0] == colours[2] != colours[1] == colours[3]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["plain", "k = 4"]
 
 
 def test_both_in_one_file(records, tmp_path):
