@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from pillarattn.config import PillarConfig
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.engine import Engine
-from pillarattn.engine.request import SamplingParams
+from pillarattn.engine.request import ACCEPTANCE_RULES, SamplingParams
 
 NEW = 16
 
@@ -245,13 +245,14 @@ class Session(RuleBasedStateMachine):
     """
 
     names = Bundle("names")
-    model = alone = None
+    model = alone = eviction = None
 
     def __init__(self):
         super().__init__()
         config = EngineConfig(
             kv_tokens=96, host_tokens=48, offload_chunk=16, prefill_chunk=8, max_batch=4,
             preflight=False, seed=0, pillar=PillarConfig(k=3, s=0.5, min_budget=4, recent=1),
+            eviction=self.eviction,
         )  # fmt: skip
         self.engine = Engine(self.model, config)
         self.live, self.count, self.greedy = set(), 0, {}
@@ -259,15 +260,20 @@ class Session(RuleBasedStateMachine):
     @rule(
         target=names, size=st.integers(1, 40), new=st.integers(1, 30), n=st.integers(1, 3),
         fails=st.none() | st.integers(1, 40), k=st.integers(0, 4), begins=st.integers(0, 2),
+        rule=st.sampled_from(ACCEPTANCE_RULES), priority=st.integers(-1, 1),
+        length=st.sampled_from(["constant", "acceptance", "confidence"]),
     )  # fmt: skip
-    def add(self, size, new, n, fails, k, begins):
+    def add(self, size, new, n, fails, k, begins, rule, priority, length):
         processors = [] if fails is None else [Raises(fails)]
         params = SamplingParams(
-            max_tokens=new, n=n, temperature=float(n > 1), k=k, logits_processors=processors
-        )
+            max_tokens=new, n=n, temperature=float(n > 1), k=k, logits_processors=processors,
+            acceptance=rule, draft_length=length,
+        )  # fmt: skip
         # Many begin with the same pages.
         prompt = [7] * (16 * begins) + [size] * max(1, size - 16 * begins)
-        name = self.engine.add_request(prompt, params, request_id=f"r{self.count}")
+        name = self.engine.add_request(
+            prompt, params, request_id=f"r{self.count}", priority=priority
+        )
         self.count += 1
         if n == 1:
             self.greedy[name] = prompt
@@ -290,6 +296,11 @@ class Session(RuleBasedStateMachine):
                 prompt = self.greedy[output.request_id]
                 assert output.token_ids == self.alone(prompt, 30)[: len(output.token_ids)]
         self.live -= {o.request_id for o in outputs if o.finished}
+
+    @rule()
+    def forget_pages(self):
+        self.engine.reset_prefix_cache()
+        assert self.engine.scheduler.pool.kept == 0
 
     @rule(name=consumes(names))
     def abort(self, name):
@@ -314,11 +325,13 @@ class Session(RuleBasedStateMachine):
         assert self.engine.scheduler.pool.used == self.engine.scheduler.host.used == 0
 
 
-def test_the_pool_is_conserved_in_any_session(models, alone):
+@pytest.mark.parametrize("eviction", ["lifo", "heat"])
+def test_the_pool_is_conserved_in_any_session(models, alone, eviction):
     Session.model, Session.alone = models()[1], staticmethod(alone)
+    Session.eviction = eviction
     case = Session.TestCase
     case.settings = settings(
-        max_examples=30, stateful_step_count=20, deadline=None,
+        max_examples=15, stateful_step_count=20, deadline=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     case("runTest").runTest()
