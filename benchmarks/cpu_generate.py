@@ -196,12 +196,10 @@ def speculative_line(
             name: getattr(stats, f"{name}_seconds") for name in ("draft", "verify", "select")
         },
     }
-    print(
-        f"k={line['k']} s={line['s']:<5} {line['weights']:9} {times['tokens_per_second']:7.2f} tok/s"
-        f"  {line['ratio']:.2f}x (processor {line['processor_ratio']:.2f}x)  accepted "
-        f"{stats.acceptance_rate:.2f}, {stats.acceptance_length:.2f} tokens a round",
-        flush=True,
-    )
+    kind = f"k={line['k']} s={line['s']:<5} {line['weights']:9}"
+    rates = f"{line['ratio']:.2f}x (processor {line['processor_ratio']:.2f}x)"
+    rounds = f"accepted {stats.acceptance_rate:.2f}, {stats.acceptance_length:.2f} tokens a round"
+    print(f"{kind} {times['tokens_per_second']:7.2f} tok/s  {rates}  {rounds}", flush=True)
     return line
 
 

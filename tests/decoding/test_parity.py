@@ -10,6 +10,7 @@ import torch
 
 from pillarattn.datatypes import Phase
 from pillarattn.modules import attention as attention_module
+from pillarattn.modules.cache.kept_keys import KeptKeys
 
 PROMPT, NEW = 70, 40
 
@@ -174,14 +175,20 @@ def test_the_first_default_round_is_sparse_and_comes_from_the_prompts_last_rows(
 @pytest.mark.parametrize("parity", ["default", "reference"])
 def test_draft_step_i_loads_the_budget_and_i_more(fakes, monkeypatch, parity):
     calls = []
-    kernel = attention_module.draft_attention
+    attend = KeptKeys.attend
 
-    def spy(*args, **kwargs):
-        loads = kwargs["counts"] + (kwargs["lengths"] - kwargs["tail_start"])[:, None]
-        calls.append((loads, kwargs["lengths"].clone(), kwargs["indices"], kwargs["tail_start"]))
-        return kernel(*args, **kwargs)
+    def spy(kept, query, tail, **options):
+        shown = torch.ones(kept.keys.shape[:3], dtype=torch.bool)
+        if kept.visible is not None:
+            shown = kept.visible.squeeze(2)
+        loads = shown[..., : kept.width + tail].sum(-1)
+        start = kept.selection.tail_start
+        calls.append((loads, start + tail, kept.selection.indices, start))
+        return attend(kept, query, tail, **options)
 
-    monkeypatch.setattr(attention_module, "draft_attention", spy)
+    # On a CPU all steps of a round read one copy of its keys, and none gathers by itself.
+    monkeypatch.setattr(KeptKeys, "attend", spy)
+    monkeypatch.setattr(attention_module, "draft_attention", None)
     lm = fakes.AttentionLM(seed=1)
     target = fakes.AttentionTarget(lm, torch.randint(0, lm.vocab, (2, PROMPT)))
     run = fakes.build_run(target, k=4, new_tokens=30, s=0.2, min_budget=10, parity=parity)
