@@ -1,0 +1,60 @@
+"""Whether a model is what it was: every way of changing it shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pillarattn.engine.weights_state import weights_state
+
+
+class Adapted(nn.Linear):
+    """As PEFT's layers are: which adapter acts is an attribute."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self._active_adapter, self._disable_adapters = "first", False
+        self.merged_adapters = []
+
+
+def in_place(model):
+    with torch.no_grad():
+        model[1].weight[0, 0] += 1.0
+
+
+def through_data(model):
+    for parameter in model.parameters():
+        parameter.data.add_(0.01)
+
+
+def another_tensor(model):
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+def another_adapter(model):
+    model[2]._active_adapter = "second"
+
+
+def no_adapter(model):
+    model[2]._disable_adapters = True
+
+
+@pytest.mark.parametrize(
+    "change", [in_place, through_data, another_tensor, another_adapter, no_adapter]
+)
+def test_changes_are_seen(change):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), Adapted())
+    before = weights_state(model)
+    model(torch.ones(1, 8)).sum().backward()
+    assert weights_state(model) == before
+    change(model)
+    assert weights_state(model) != before
+
+
+def test_parameters_without_versions_or_values():
+    with torch.inference_mode():
+        frozen = nn.Linear(4, 4)
+    assert weights_state(frozen) == weights_state(frozen)
+    empty = nn.Linear(4, 4, device="meta")
+    assert weights_state(empty) == weights_state(empty)
