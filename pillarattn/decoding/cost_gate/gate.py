@@ -73,11 +73,14 @@ class CostGate:
         # Seconds a token of the setting that a trial is measured against; None: no trial runs.
         self._reference: float | None = None
         self._rounds = self.outlook.rounds
+        # Plain steps since the last trial of speculation, and how many there must be.
         self._plain_since = 0
         self._wait = FIRST_WAIT
         self._tried_at = 0
+        # Rounds since the last trial of a neighbour, and since a plain step was timed.
         self._since_neighbour = 0
         self._since_plain = 0
+        # What ran before the trial that runs now, and goes on if the trial shows nothing better.
         self._base: Choice | None = None
         self._has_room = True
 
@@ -100,8 +103,8 @@ class CostGate:
         costs = self.outlook.costs
         if done.k == 0:
             self._plain_since += 1
-            self._since_plain = 0
             if done.is_usual:
+                self._since_plain = 0
                 costs.add_plain(done.length, done.seconds)
         else:
             self._rounds += 1
