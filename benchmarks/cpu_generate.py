@@ -140,7 +140,7 @@ def main() -> int:
     pillarattn.patch(model)
     sampling = {"do_sample": True, "temperature": arguments.temperature, "top_k": 0, "top_p": 1.0}
     pad = {"eos_token_id": None, "pad_token_id": tokenizer.pad_token_id}
-    settings = {name: str(v) if name == "out" else v for name, v in vars(arguments).items()}
+    settings = {name: value for name, value in vars(arguments).items() if name != "out"}
     lines: list[dict[str, Any]] = [
         {"environment": environment("cpu"), "commit": source_commit(), **settings}
     ]
