@@ -30,8 +30,13 @@ LAST_WAIT = 1024
 GROWTH = 1.15
 NEIGHBOUR_EVERY = 8
 PLAIN_EVERY = 64
-# How much faster speculation must be for plain decoding to be out of the question.
+CLOSE_EVERY = 8
+# How much faster speculation must be for plain decoding to be out of the question, and below what
+# the two are close.
 CLEAR_GAIN = 1.5
+CLOSE_GAIN = 1.2
+# Measurements of a setting after which its times are believed.
+CERTAIN = 3
 # With fewer tokens left nothing is tried: what is known decides.
 LEAST_ROOM = 64
 
@@ -165,9 +170,12 @@ class CostGate:
         if best.rate > plain * GAIN:
             self._settle()
             return self._speculate(best, plain, "speculation pays")
-        if max(one.best_rate for one in prospects) <= plain:
-            return self._plain(length, PLAIN_HOLD, "no draft can pay")
         hoped = max(prospects, key=lambda one: one.hoped_rate)
+        # A time or two may have been taken in a bad moment.
+        is_certain = self.outlook.costs.measured(hoped.k, hoped.s) >= CERTAIN
+        if is_certain and max(one.best_rate for one in prospects) <= plain:
+            self._base = None
+            return self._plain(length, PLAIN_HOLD, "no draft can pay")
         loss = hoped.seconds - hoped.tokens / plain
         goes_on = self._base is not None and hoped.hoped_rate > plain * GAIN
         is_due = self._plain_since >= self._wait or length > self._tried_at * GROWTH
@@ -241,7 +249,9 @@ class CostGate:
             return self._since_plain >= 4 * PLAIN_EVERY
         known = self.outlook.costs.plain.last_length
         is_far = not known / GROWTH <= length <= known * GROWTH
-        return is_far or self._since_plain >= PLAIN_EVERY
+        # A close call takes more measurements, which then cost little.
+        every = CLOSE_EVERY if gain < CLOSE_GAIN else PLAIN_EVERY
+        return is_far or self._since_plain >= every
 
     def _affords(self, loss: float, length: int) -> bool:
         if not self._has_room:

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TypeVar
 
 # Measurements that the level is the median of.
-WINDOW = 9
+WINDOW = 15
 # Growth of the context after which the level so far is remembered, to tell the slope from.
 STEP = 1.1
 ANCHORS = 8

@@ -48,7 +48,6 @@ class Pace:
         self._left = 0
         self._rounds = 0
         self._selected_at: int | None = None
-        self._selected_now = False
 
     def begin(self, length: int, room: int, *, selected: bool) -> bool:
         """Choose the first round, after the prompt; return whether keys must be selected for it.
@@ -75,14 +74,12 @@ class Pace:
         assert choice is not None
         self._left -= 1
         self.k = choice.k
-        self._selected_now = False
         self.collects = self.k > 0 and self._needs_scores
         if self.k == 0 or not self._selects_keys:
             return False
         if scored or not self._needs_scores:
             self.s = choice.s
             self._selected_at = length
-            self._selected_now = True
             return True
         if self._selected_at is None or length - self._selected_at > FRESH:
             # A plain step that scores; the choice begins after it.
@@ -100,9 +97,9 @@ class Pace:
         """
         seconds, draft_seconds = self.clock.lap()
         self._rounds += 1
-        # A round begins where the last one's tokens are known: selection belongs to the one that
-        # uses it, and one that drafts with an old selection is cheaper than its kind.
-        usual = self._selected_now or not self._selects_keys if k else not self.collects
+        # A round begins where the last one's tokens are known, so that selection belongs to the one
+        # that uses it. One that drafts with an old selection is a little cheaper than its kind.
+        usual = k > 0 or not self.collects
         self.gate.observe(
             ObservedRound(k, self.s, length, draft_seconds, seconds, accepted, is_usual=usual)
         )
