@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from pillarattn.patch.current_pass import find_cache
 Product = Callable[[Tensor], Tensor]
 
 _TINY = torch.finfo(torch.float32).tiny
+# Runs of several threads share a model.
+_LOCK = Lock()
 
 
 class DraftWeights:
@@ -37,10 +40,16 @@ class DraftWeights:
 
     def __init__(self, model: PreTrainedModel, kind: str, cache: PillarCache) -> None:
         product = PRODUCTS[kind]
+        self._cache = cache
         self._linears: list[nn.Module] = []
         for module in model.modules():
             if _can_round(module):
-                module.forward = _Rounded(module, product(module), cache)
+                rounded = product(module)
+                with _LOCK:
+                    # Runs of other threads may round the same layer for caches of their own.
+                    forward = module.__dict__.get("forward") or _Rounded(module)
+                    forward.products[id(cache)] = rounded
+                    module.forward = forward
                 self._linears.append(module)
         if not self._linears:
             raise UnsupportedOptionError(
@@ -52,27 +61,37 @@ class DraftWeights:
     def close(self) -> None:
         """Leave the model as it was."""
         for module in self._linears:
-            del module.__dict__["forward"]
+            with _LOCK:
+                products = module.__dict__["forward"].products
+                del products[id(self._cache)]
+                if not products:
+                    del module.__dict__["forward"]
         self._linears = []
 
 
 class _Rounded:
-    """The forward of one linear layer while a run lasts."""
+    """The forward of one linear layer while runs last; each has a product of its own."""
 
-    def __init__(self, linear: nn.Module, product: Product, cache: PillarCache) -> None:
-        self.linear, self.product, self.cache = linear, product, cache
+    def __init__(self, linear: nn.Module) -> None:
+        self.linear = linear
+        self.products: dict[int, Product] = {}
 
     def __call__(self, states: Tensor) -> Tensor:
         # Another thread may run the same model: which pass this is, its own context tells.
-        step = self.cache.step if find_cache() is self.cache else None
-        if step is not None and step.phase is Phase.DRAFT:
-            return self.product(states)
+        cache = find_cache()
+        step = None if cache is None else cache.step
+        product = self.products.get(id(cache))
+        if product is not None and step is not None and step.phase is Phase.DRAFT:
+            return product(states)
         return nn.Linear.forward(self.linear, states)  # type: ignore[arg-type]
 
 
 def _can_round(module: nn.Module) -> bool:
     # Wrapped layers (adapters, hooks, shards of a parallel model) do more than a product.
-    if type(module) is not nn.Linear or "forward" in module.__dict__:
+    if type(module) is not nn.Linear:
+        return False
+    forward = module.__dict__.get("forward")
+    if forward is not None and not isinstance(forward, _Rounded):
         return False
     weight = module.weight
     return (

@@ -78,6 +78,30 @@ def test_draft_passes_of_one_cache_are_rounded_and_nothing_else(pair, weights, b
     assert all(torch.equal(a, b) for a, b in zip(now(mine, Phase.DRAFT), own, strict=True))
 
 
+def test_two_runs_may_round_one_model_each_for_itself(pair):
+    model = copy.deepcopy(pair("llama")[0])
+    layer = linears(model)[0]
+    states = torch.randn(2, layer.in_features)
+    caches = [PillarCache(), PillarCache()]
+    own = layer(states)
+    first, second = (
+        DraftWeights(model, kind, cache)
+        for kind, cache in zip(("bfloat16", "int8"), caches, strict=True)
+    )
+
+    def drafted(cache):
+        cache.step = StepState(Phase.DRAFT)
+        with current_cache(cache), torch.no_grad():
+            return layer(states)
+
+    in_bf16, in_int8 = (drafted(cache) for cache in caches)
+    assert not torch.equal(in_bf16, in_int8) and not torch.equal(in_bf16, own)
+    first.close()
+    assert torch.equal(drafted(caches[0]), own) and torch.equal(drafted(caches[1]), in_int8)
+    second.close()
+    assert torch.equal(drafted(caches[1]), own) and "forward" not in layer.__dict__
+
+
 def test_layers_that_are_more_than_a_product_keep_their_own(pair):
     model = copy.deepcopy(pair()[0])
     first, second = linears(model)[:2]
