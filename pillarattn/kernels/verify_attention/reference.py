@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from pillarattn.kernels.softmax import (
     accumulation_dtype,
@@ -13,6 +14,10 @@ from pillarattn.kernels.softmax import (
     log_sum_exp,
 )
 from pillarattn.kernels.workspace import Workspace
+
+# Up to so many keys PyTorch's own attention is faster for one row (14 against 33 us for 128 keys,
+# 75 against 91 for 1,000; one thread of an AMD EPYC, 9 heads of 64).
+FEW_KEYS = 1024
 
 
 def verify_attention(
@@ -32,6 +37,9 @@ def verify_attention(
     """Compute `kernels.verify_attention`; K and V are read once per group and never expanded."""
     batch, query_heads, queries, _ = query.shape
     first, shortest, longest = _key_range(lengths, queries, window)
+    is_plain = softcap is None and sinks is None and not return_scores
+    if queries == 1 and is_plain and first == 0 < shortest == longest <= FEW_KEYS:
+        return _one_row(query, keys, values, length=longest, scale=scale), None
     if torch.is_grad_enabled():
         # What a backward pass will read may not be written over.
         workspace = None
@@ -56,6 +64,18 @@ def verify_attention(
         probabilities, first=first, size=keys.shape[2], row_limit=row_limit, workspace=workspace
     )
     return out, scores
+
+
+def _one_row(query: Tensor, keys: Tensor, values: Tensor, *, length: int, scale: float) -> Tensor:
+    """Attend from one query row to keys that it sees all of: a plain step over a short context.
+
+    The heads of a group stand for the rows of one product, so that nothing is expanded.
+    """
+    dtype = accumulation_dtype(query.dtype)
+    grouped = query.reshape(query.shape[0], keys.shape[1], -1, query.shape[3]).to(dtype)
+    near_keys, near_values = (cache[:, :, :length].to(dtype) for cache in (keys, values))
+    out = scaled_dot_product_attention(grouped, near_keys, near_values, scale=scale)
+    return out.reshape(*query.shape[:3], -1).to(query.dtype)
 
 
 def attention_scores(

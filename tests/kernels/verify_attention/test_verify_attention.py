@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.kernels import attention_scores, verify_attention
+from pillarattn.kernels.verify_attention import reference
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAN = float("nan")
@@ -144,6 +145,37 @@ def test_equals_torch_attention() -> None:
             *(case[n] for n in ("query", "keys", "values")), attn_mask=mask, enable_gqa=True
         )
         torch.testing.assert_close(verify_attention(**case)[0], full, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("size", [1, 63, 300])
+def test_one_row_over_few_keys_takes_pytorchs_attention(size, group, dtype, monkeypatch) -> None:
+    case = make_case(2, 1, size, 2, group, DTYPES[dtype], value_dim=24, spare=7)
+    case["lengths"] = case["lengths"].clone().fill_(int(case["lengths"].min()))
+    options = {"scale": 0.3, "window": 400}
+    truth, _ = oracle(case, torch.float64, **options)
+    rival, _ = oracle(case, DTYPES[dtype], **options)
+    calls = []
+    own = reference.scaled_dot_product_attention
+    monkeypatch.setattr(
+        reference, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or own(*a, **k)
+    )
+    out, scores = verify_attention(**case, **options)
+    assert calls == [1] and scores is None and out.dtype == DTYPES[dtype]
+    bound = 2 * (rival.double() - truth).abs().max() + 4 * torch.finfo(DTYPES[dtype]).eps
+    assert (out.double() - truth).abs().max() <= bound
+    # Ragged rows, sinks, soft caps, windows and scores go the other way.
+    shortest = int(case["lengths"].min())
+    others = [{"window": shortest - 1}] if shortest > 1 else []
+    others += [{"softcap": 5.0}, {"return_scores": True}]
+    others.append({"sinks": torch.zeros(2 * group, dtype=DTYPES[dtype])})
+    for other in others:
+        verify_attention(**case, **{**options, **other})
+    if size > 1:
+        case["lengths"][0] -= 1
+        verify_attention(**case, **options)
+    assert calls == [1]
 
 
 def test_fp64_stays_fp64() -> None:
