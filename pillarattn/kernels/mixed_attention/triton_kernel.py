@@ -238,7 +238,8 @@ def combine_kernel(
     if count > 1:
         columns = tl.arange(0, BLOCK_DV)
         place = row * HEADS + head
-        step = all_rows.to(tl.int64) * HEADS
+        # A launch argument of 1 is a constant without a type: the sum has that of `row`.
+        step = (row * 0 + all_rows) * HEADS
         best = tl.load(part_lse + place)
         for split in range(1, count):
             best = tl.maximum(best, tl.load(part_lse + place + split * step))

@@ -1,0 +1,148 @@
+"""Compiles the Triton kernels for a Hopper GPU on a machine without one, and launches nothing.
+
+A process of its own, for `test_compiles.py`: the interpreter that other tests turn on forgives what
+the compiler does not, such as an argument of 1, which a launch makes a constant without a type.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from pillarattn.kernels.key_forecast import launch as key_forecast
+from pillarattn.kernels.key_forecast.features import FEATURES
+from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
+from pillarattn.kernels.mixed_attention import launch as mixed
+from pillarattn.kernels.pooled_select import launch as pooled
+
+BF16, FP32 = torch.bfloat16, torch.float32
+# A block of Hopper may ask for so much.
+SHARED_BYTES = 227 * 1024
+
+
+class Hopper:
+    """What Triton asks of a driver before it launches."""
+
+    def get_current_target(self) -> GPUTarget:
+        """Return the GPU that kernels are compiled for."""
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        """Return its number."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Return a stream."""
+        return 0
+
+
+def compile_only() -> list[str]:
+    """Turn all launches of this process into compilations; return where their names will be."""
+    compiled: list[str] = []
+    run = JITFunction.run
+
+    def compile_one(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        name = self.fn.__name__
+        if kernel.metadata.shared > SHARED_BYTES:
+            raise ValueError(f"{name} takes {kernel.metadata.shared} bytes of shared memory")
+        compiled.append(name)
+
+    driver.set_active(Hopper())
+    JITFunction.run = compile_one
+    return compiled
+
+
+def mixed_attention(*, batch: int, rows: int, heads: int, kv_heads: int, **options: Any) -> None:
+    """Compile for `rows` packed rows of `batch` requests."""
+    dim, block = options.pop("dim", 64), options.pop("block", 16)
+    dtype = options.pop("dtype", BF16)
+    lengths = torch.full((batch,), rows)
+    pool = torch.zeros(block, kv_heads, dim, dtype=dtype)
+    given: dict[str, Any] = {"window": None, "softcap": None, "sinks": None, "lse": None}
+    mixed.mixed_attention(
+        torch.zeros(rows, heads, dim, dtype=dtype), pool, pool,
+        row_starts=torch.linspace(0, rows, batch + 1).long(), lengths=lengths,
+        # Longer than a split, so that splits are combined.
+        block_table=torch.zeros(batch, 4096 // block, dtype=torch.int32), block_size=block,
+        indices=torch.zeros(batch, kv_heads, 64, dtype=torch.int32),
+        counts=torch.full((batch, kv_heads), -1, dtype=torch.int32), tail_start=lengths,
+        scale=0.1, **{**given, **options},
+    )  # fmt: skip
+
+
+def pooled_select(*, layers: int, batch: int, heads: int, size: int, dtype: torch.dtype) -> None:
+    """Compile for scores of one shape."""
+    lengths = torch.full((layers * batch,), size)
+    pooled.pooled_select(
+        torch.zeros(layers * batch, heads, size, dtype=dtype), layers=layers, lengths=lengths,
+        budgets=lengths, recent=lengths * 0, sink=0, starts=lengths * 0, width=1,
+    )  # fmt: skip
+
+
+def forecast(*, rows: int, heads: int, size: int, dtype: torch.dtype, first: bool) -> None:
+    """Compile both kernels with all features, or with one at the first pass."""
+    features = ("now",) if first else tuple(FEATURES)
+    mass = torch.zeros(rows, heads, size)
+    state = torch.zeros(rows, heads, size, dtype=dtype)
+    matches = None if first else torch.zeros(rows, size)
+    key_forecast.forecast_mass(
+        mass, mass, None if first else state, None if first else state, matches,
+        torch.zeros(rows, heads, len(features)), lengths=torch.full((rows,), size),
+        features=features, state_dtype=dtype,
+    )  # fmt: skip
+    key_forecast.forecast_moments(state, state, state, state, matches, mass, features=features)
+
+
+def layers(*, rows: int, heads: int, kv_heads: int, dim: int, normed: bool) -> None:
+    """Compile a layer's small ops."""
+    width = heads * dim
+    hidden, weight = torch.zeros(rows, width, dtype=BF16), torch.zeros(width, dtype=BF16)
+    layer_ops.add_rms_norm(hidden, hidden if normed else None, weight, eps=1e-6)
+    layer_ops.silu_mul(torch.zeros(rows, 2 * width, dtype=BF16))
+    pool, table = torch.zeros(1, kv_heads, dim, dtype=BF16), torch.zeros(rows, dim)
+    norm = torch.zeros(dim) if normed else None
+    layer_ops.rotary_write(
+        torch.zeros(rows, width + 2 * kv_heads * dim, dtype=BF16), table, table,
+        slots=torch.zeros(rows, dtype=torch.int64), key_pool=pool, value_pool=pool,
+        query_weight=norm, key_weight=norm, eps=1e-6,
+    )  # fmt: skip
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "mixed": lambda: mixed_attention(batch=3, rows=9, heads=32, kv_heads=8, dim=128),
+    "mixed ones": lambda: mixed_attention(batch=1, rows=1, heads=1, kv_heads=1, block=1),
+    "mixed options": lambda: mixed_attention(
+        batch=2, rows=6, heads=6, kv_heads=3, dim=24, dtype=FP32, window=1, softcap=30.0,
+        sinks=torch.zeros(6), lse=torch.zeros(6, 6),
+    ),
+    "pooled": lambda: pooled_select(layers=4, batch=2, heads=8, size=5000, dtype=FP32),
+    "pooled ones": lambda: pooled_select(layers=1, batch=1, heads=1, size=1, dtype=BF16),
+    "forecast": lambda: forecast(rows=4, heads=8, size=3000, dtype=torch.uint8, first=False),
+    "forecast ones": lambda: forecast(rows=1, heads=1, size=1, dtype=FP32, first=True),
+    "layers": lambda: layers(rows=4, heads=32, kv_heads=8, dim=128, normed=True),
+    "layers ones": lambda: layers(rows=1, heads=1, kv_heads=1, dim=2, normed=False),
+}  # fmt: skip
+
+
+def main() -> int:
+    """Compile every case; print what failed, and return the number of failures."""
+    failed, compiled = 0, compile_only()
+    for name, case in CASES.items():
+        try:
+            case()
+        except Exception as error:
+            failed += 1
+            print(f"{name}: {type(error).__name__}: {error}")
+    print(" ".join(sorted(set(compiled))))
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
