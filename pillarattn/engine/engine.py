@@ -167,15 +167,15 @@ class Engine:
             error = MemoryError("the KV pool is too small for this request alone; raise kv_tokens")
             self.requests[name].finish(FinishReason.ERROR, error)
             news[name] = []
-        self._copy_and_fork(plan, news)
-        segments = list(self._segments(plan))
+        try:
+            self._copy_and_fork(plan, news)
+            segments = list(self._segments(plan))
+            logits = self.runner.run(segments) if segments else []
+        except BaseException:
+            # The pass will be run again; what came before it is not lost.
+            self._late += [self._report(name, tokens) for name, tokens in news.items()]
+            raise
         if segments:
-            try:
-                logits = self.runner.run(segments)
-            except BaseException:
-                # The pass will be run again; what came before it is not lost.
-                self._late += [self._report(name, tokens) for name, tokens in news.items()]
-                raise
             self.stats.ran(plan)
             rows = dict(zip([s.request_id for s in segments], logits, strict=True))
             self._take(plan, rows, news)
@@ -332,6 +332,8 @@ class Engine:
     def _finished(self, name: str, new: Sequence[int] = ()) -> RequestOutput:
         """Take a request out of everything, and return its last output."""
         request = self._intake.remove(name)
+        # A step that raised may have left it there, and the next one of this name is another.
+        self._forks = [child for child in self._forks if child != name]
         self.stats.ended(request)
         request.text = self._stop.text(request)
         return self._streams.deliver(request.result(new))

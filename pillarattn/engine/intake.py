@@ -83,7 +83,7 @@ class Intake:
             return names
 
     def enqueue(self, names: list[str]) -> None:
-        """Hand the samples of one prompt to the scheduler."""
+        """Hand the samples of one prompt to the scheduler, but those that have left already."""
         if self.config.prefix_cache and self.scheduler.is_idle:
             weights = weights_state(self.runner.model)
             if weights != self._weights:
@@ -91,6 +91,8 @@ class Intake:
             self._weights = weights
         root = names[0] if len(names) > 1 else None
         for name in names:
+            if name not in self.requests:
+                continue
             request, decoder = self.requests[name], self.decoders[name]
             pages = None
             if self.config.prefix_cache:
@@ -105,9 +107,10 @@ class Intake:
                 self.shared.join(name, root)
 
     def remove(self, name: str) -> Request:
-        """Take a request out of everything and return it."""
+        """Take a request out of everything and return it, handed in or not."""
         del self.decoders[name]
-        self.scheduler.remove(name)
+        if name in self.scheduler.entries:
+            self.scheduler.remove(name)
         self.shared.leave(name)
         return self.requests.pop(name)
 

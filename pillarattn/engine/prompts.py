@@ -82,7 +82,8 @@ def longest(model: Any, max_length: int | None) -> int | None:
 def filled(params: SamplingParams, config: EngineConfig, noise: torch.Generator) -> SamplingParams:
     """Return `params` with what the request leaves to the engine, and a seed drawn for it."""
     pillar = config.pillar
-    k = pillar.k if params.k is None else params.k
+    # No round drafts more than that, and room is kept for k drafts of each request.
+    k = min(pillar.k if params.k is None else params.k, params.max_tokens - 1)
     seed = params.seed
     if seed is None and not params.is_greedy:
         seed = int(torch.randint(2**62, (), generator=noise))

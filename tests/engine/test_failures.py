@@ -335,3 +335,68 @@ def test_the_pool_is_conserved_in_any_session(models, alone, eviction):
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     case("runTest").runTest()
+
+
+def test_a_name_that_comes_again_after_a_failed_copy_is_another_request(engine, prompts):
+    """`generate` numbers its requests: those of the next call have the same names."""
+    params = SamplingParams(max_tokens=NEW, n=3, temperature=1.0, seed=3)
+    wanted = [o.token_ids for o in engine().generate(prompts[1:2], params)]
+    run = engine()
+    original = run.runner.cache._move_layer
+
+    def fails(layer, move):
+        raise MemoryError("out of memory")
+
+    run.runner.cache._move_layer = fails
+    with pytest.raises(MemoryError):
+        run.generate(prompts[1:2], params)
+    run.runner.cache._move_layer = original
+    outputs = run.generate(prompts[1:2], params)
+    assert [o.error for o in outputs] == [None] * 3
+    assert [o.token_ids for o in outputs] == wanted
+    assert run.scheduler.pool.used == 0
+
+
+def test_what_ended_before_rows_could_be_made_is_reported_after_it(engine, prompts):
+    """Room for slots may be short too: a sample that has ended already must not decode on."""
+    options = {"max_tokens": NEW, "n": 3, "temperature": 1.0, "seed": 3, "k": 0}
+    parent, child, _ = engine().generate([prompts[1]], SamplingParams(**options))
+    end = child.token_ids[0]
+    assert end not in parent.token_ids, "choose another seed"
+    run, done = engine(prefill_chunk=100), {}
+    params = SamplingParams(**options, stop_token_ids=[end])
+    run.add_request(prompts[1], params, request_id="a")
+    run.step()
+    original, run._segments = run._segments, None
+    with pytest.raises(TypeError):
+        run.step()
+    run._segments = original
+    while run.has_unfinished:
+        done |= {o.request_id: o.token_ids for o in run.step()}
+    assert done["a"] == parent.token_ids
+    assert done["a.1"] == (end,)
+
+
+def test_a_request_that_is_not_queued_yet_can_be_aborted(engine, prompts, alone):
+    """Another thread may have made it and not handed it in: neither of the two fails."""
+    run = engine()
+    names = run._intake.make(prompts[0], SamplingParams(max_tokens=NEW), "a", 0)
+    assert run.abort("a").finish_reason == "abort"
+    run._intake.enqueue(names)
+    assert run.scheduler.is_idle and not run.has_unfinished
+    (output,) = run.generate([prompts[0]], SamplingParams(max_tokens=NEW))
+    assert output.token_ids == alone(prompts[0], NEW)
+
+
+def test_more_drafts_than_tokens_take_no_room(engine, prompts, alone):
+    """Rounds have at most as many drafts as tokens are left, whatever is asked for."""
+    run = engine()
+    params = SamplingParams(max_tokens=NEW, k=10**12)
+    for i in range(3):
+        run.add_request(prompts[i], params, request_id=str(i))
+    run.step()
+    assert all(e.admitted >= 0 for e in run.scheduler.entries.values()), "they are in one batch"
+    done = {}
+    while run.has_unfinished:
+        done |= {o.request_id: o.token_ids for o in run.step()}
+    assert done == {str(i): alone(prompts[i], NEW) for i in range(3)}
