@@ -317,7 +317,10 @@ class Scheduler:
                 self._share(entry)
                 entry.table.reserve(self.pool, entry.prefill_target)
             else:
+                before = entry.table.version
                 entry.table, move = source.table.fork(self.pool, entry.prompt, entry.request_id)
+                # Whoever kept a copy of the table that it had must not take this one for that.
+                entry.table.version = before + 1
                 entry.cached = entry.prompt
                 self.kv.moves.extend([move] if move else [])
                 forks.append((entry.request_id, source.request_id))

@@ -95,5 +95,7 @@ class EngineStats:
     def to_dict(self) -> dict[str, Any]:
         """Return the counters and the three rates as plain values."""
         counters = {f.name: getattr(self, f.name) for f in fields(self)}
+        # Whoever reads it may do so while a step of another thread counts on.
+        counters["finished"] = dict(self.finished)
         rates = ("acceptance_rate", "mean_accepted", "rows_per_step")
         return {**counters, **{name: getattr(self, name) for name in rates}}

@@ -289,3 +289,18 @@ def test_scheduling_is_pure_python():
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.split(".")[0] in ("torch", "transformers")]
+
+
+def test_a_shared_prompt_is_a_newer_table_than_any_before():
+    """Whoever copied a table knows by its version whether it is the one it had."""
+    scheduler = Scheduler(SchedulerConfig(num_blocks=20, prefill_chunk=100))
+    for name in "ab":
+        scheduler.add(name, prompt=20, max_tokens=4, k=0, root="a")
+    table = scheduler.entries["b"].table
+    table.reserve(scheduler.pool, 20)
+    table.release(scheduler.pool, scheduler.host)
+    before = table.version
+    (chunk,) = scheduler.plan().prefills
+    scheduler.prefilled("a", chunk.tokens)
+    assert scheduler.plan().forks == (("b", "a"),)
+    assert scheduler.entries["b"].table.version > before

@@ -50,3 +50,10 @@ def test_rates_of_nothing_are_0_and_a_reset_forgets(engine, prompts):
     assert values["mean_accepted"] == values["accepted"] / values["rounds"]
     run.reset_stats()
     assert run.stats == EngineStats()
+
+
+def test_a_report_does_not_change_while_steps_count_on():
+    stats = EngineStats(finished={"length": 1})
+    report = stats.to_dict()
+    stats.finished["abort"] = 1
+    assert report["finished"] == {"length": 1}
