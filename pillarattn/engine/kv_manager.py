@@ -223,7 +223,11 @@ class KVManager:
                 if own and spare.state is not RequestState.DECODE:
                     return True
             elif others:
-                self.drop(max(others, key=lambda e: (e.priority, e.admitted)))
+                last = max(others, key=lambda e: (e.priority, e.admitted))
+                if spare.state is RequestState.DECODE and spare.priority > last.priority:
+                    self._evict(spare)
+                    return True
+                self.drop(last)
             else:
                 return False
         return True

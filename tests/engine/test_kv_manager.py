@@ -105,3 +105,17 @@ def test_a_round_never_reaches_past_the_limit():
     entry.length = 99
     entry.start_round()
     assert entry.progress.k == 0
+
+
+def test_a_prompt_that_is_more_urgent_is_not_dropped_for_who_decodes():
+    for prompt, decodes, waits in ((0, 5, "decodes"), (5, 0, "prompt"), (0, 0, "prompt")):
+        kv = manager(blocks=8)
+        entry = decoding(kv, "decodes", 64, 0)
+        entry.priority = decodes
+        other = Entry("prompt", length=64, limit=100, k=4, admitted=1, priority=prompt)
+        other.state = RequestState.PREFILL
+        other.table.reserve(kv.pool, 64)
+        assert kv.grow([entry], [entry, other]) == []
+        running = (RequestState.DECODE, RequestState.PREFILL)
+        stopped = [e.request_id for e in (entry, other) if e.state not in running]
+        assert stopped == [waits]
