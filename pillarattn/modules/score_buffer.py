@@ -96,7 +96,8 @@ def _pooled_in_place(scored: list[ScoredLayer], counted: list[int], end: int) ->
     _, heads, queries, _ = scored[0].row_scores.shape
     if any(not 1 <= count <= queries for count in counted):
         raise ValueError(f"rows must be in 1..{queries}, got {counted}")
-    pooled = torch.empty(len(scored), batch, heads, end)
+    # The default dtype is the caller's, who may have set it to that of a model.
+    pooled = torch.empty(len(scored), batch, heads, end, dtype=torch.float32)
     for layer, into in zip(scored, pooled, strict=True):
         for row, (count, length) in enumerate(zip(counted, layer.lengths.host, strict=True)):
             lines = layer.row_scores[row, :, :count, :end].float()

@@ -118,6 +118,19 @@ def test_one_text_is_pooled_in_place_as_any_batch_is(stored):
     assert one.pool([4], rows=torch.tensor([rows]), end=SIZE)[..., 9:].eq(0).all()
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_pooled_scores_are_fp32_whatever_the_default_dtype_is(stored, default):
+    buffer, _, _ = stored
+    rows = torch.tensor([1, 4, 2])
+    wanted = buffer.pool([4, 1], rows=rows, end=8)
+    torch.set_default_dtype(default)
+    try:
+        pooled = buffer.pool([4, 1], rows=rows, end=8)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert pooled.dtype == torch.float32 and torch.equal(pooled, wanted)
+
+
 def test_taking_a_layers_scores_forgets_them(stored):
     buffer, scores, _ = stored
     assert torch.equal(buffer.take(4), scores[4])
