@@ -9,6 +9,8 @@ from torch import Tensor
 
 # How many parameters are looked at, and how many values of each.
 LOOKED_AT, VALUES = 8, 32
+# What a tensor's own class raises for an operation that it does not know.
+FAULTS = (NotImplementedError, RuntimeError, TypeError, AttributeError)
 
 
 @torch.no_grad()
@@ -32,9 +34,19 @@ def weights_state(model: Any) -> tuple[Any, ...]:
 
 
 def _place(parameter: Tensor) -> int:
-    return 0 if parameter.device.type == "meta" else parameter.data_ptr()
+    """Return where the values lie, or which object it is where they lie nowhere."""
+    if parameter.device.type == "meta":
+        return 0
+    try:
+        return parameter.data_ptr() or id(parameter)
+    except FAULTS:
+        return id(parameter)
 
 
 def _some(parameter: Tensor) -> tuple[float, ...]:
-    flat = parameter.detach().flatten()
-    return tuple(flat[:: max(1, flat.numel() // VALUES)].double().tolist())
+    """Return some values; none of quantised weights that cannot be sliced or converted."""
+    try:
+        flat = parameter.detach().flatten()
+        return tuple(flat[:: max(1, flat.numel() // VALUES)].double().tolist())
+    except FAULTS:
+        return ()

@@ -58,3 +58,29 @@ def test_parameters_without_versions_or_values():
     assert weights_state(frozen) == weights_state(frozen)
     empty = nn.Linear(4, 4, device="meta")
     assert weights_state(empty) == weights_state(empty)
+
+
+class Packed(torch.Tensor):
+    """As quantised weights are: a tensor without storage that knows few operations."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return Packed(args[0].inner)
+        raise NotImplementedError(f"{cls.__name__} has no {function}")
+
+
+def test_parameters_that_cannot_be_looked_into_count_by_themselves():
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(Packed(torch.ones(4, 4)), requires_grad=False)
+    before = weights_state(model)
+    assert weights_state(model) == before
+    model.weight = nn.Parameter(Packed(torch.ones(4, 4)), requires_grad=False)
+    assert weights_state(model) != before
