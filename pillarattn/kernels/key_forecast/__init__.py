@@ -42,8 +42,8 @@ def forecast_moments(
     each key counts as much as its target.
 
     Args:
-        now, last, average, peak: `[R, Hkv, S]`, the record of the keys (`KeyRecord`), uint8 codes
-            or fp32.
+        now, last, average, peak: `[R, Hkv, S]`, the record of the keys (`KeyRecord`), all uint8
+            codes or all fp32.
         matches: `[R, S]` fp32 (`token_matches`), or None for none.
         target: `[R, Hkv, S]` fp32, >= 0; 0 takes a key out.
         features: names out of `FEATURES`, F of them.
@@ -58,7 +58,12 @@ def forecast_moments(
     record: dict[str, Tensor | None] = {
         "now": now, "last": last, "average": average, "peak": peak,
     }  # fmt: skip
-    _check(target, record, matches, features)
+    _check("target", target, record, matches, features)
+    for name, tensor in (("last", last), ("average", average), ("peak", peak)):
+        if tensor.dtype != now.dtype:
+            raise ValueError(
+                f"{name} is {tensor.dtype} but now is {now.dtype}; convert one of them"
+            )
     compute = choose("forecast_moments", implementation, target, now, unsupported=_limits(features))
     found: tuple[Tensor, Tensor] = compute(
         now, last, average, peak, matches, target, features=tuple(features)
@@ -103,14 +108,15 @@ def forecast_mass(
         raise ValueError(f"state_dtype must be uint8 or float32, got {state_dtype}")
     if (average is None) != (peak is None):
         raise ValueError("average and peak are given both, or neither at the first pass")
-    record = {"now": now, "last": last}
     known = {"average": average, "peak": peak} if average is not None else {}
     for name, tensor in known.items():
         if tensor is not None and tensor.dtype != state_dtype:
             raise ValueError(
                 f"{name} must be {state_dtype} as state_dtype says, not {tensor.dtype}"
             )
-    _check(now, {**record, **known}, matches, features)
+    _check("now", now, {"last": last, **known}, matches, features)
+    if last.dtype != now.dtype:
+        raise ValueError(f"last must be float32 as now is, got {last.dtype}; convert it")
     check_shape("weights", weights, (*now.shape[:2], len(features)), "[R, Hkv, F]")
     check_integers("lengths", lengths, (now.shape[0],), "[R]")
     check_one_device(now=now, weights=weights, lengths=lengths)
@@ -123,13 +129,16 @@ def forecast_mass(
 
 
 def _check(
+    what: str,
     like: Tensor,
     record: dict[str, Tensor | None],
     matches: Tensor | None,
     features: Sequence[str],
 ) -> None:
-    """Raise `ValueError` unless all describe the same keys, by features that there are."""
-    check_shape("now" if "average" not in record else "target", like, (None,) * 3, "[R, Hkv, S]")
+    """Raise `ValueError` unless all describe the same keys as the masses `like`, by known names."""
+    check_shape(what, like, (None,) * 3, "[R, Hkv, S]")
+    if like.dtype != torch.float32:
+        raise ValueError(f"{what} must be float32, got {like.dtype}; convert it")
     for name, tensor in record.items():
         if tensor is None:
             continue

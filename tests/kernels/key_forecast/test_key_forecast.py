@@ -150,7 +150,10 @@ def test_a_feature_of_your_own_takes_the_reference(monkeypatch) -> None:
         ({"last": torch.zeros(1, 2, 7)}, "last must have shape"),
         ({"weights": torch.zeros(1, 2, 3)}, "weights must have shape"),
         ({"matches": torch.zeros(2, 8)}, "matches must have shape"),
-        ({"now": torch.zeros(1, 2, 8, dtype=torch.float64)}, "now must be uint8 or float32"),
+        ({"now": torch.zeros(1, 2, 8, dtype=torch.float64)}, "now must be float32, got"),
+        ({"now": torch.zeros(1, 2, 8, dtype=torch.uint8)}, "now must be float32, got torch.uint8"),
+        ({"last": torch.zeros(1, 2, 8, dtype=torch.uint8)}, "last must be float32 as now is"),
+        ({"last": torch.zeros(1, 2, 8).half()}, "last must be uint8 or float32"),
     ],
 )
 def test_bad_arguments_are_named(changes, message) -> None:
@@ -162,3 +165,23 @@ def test_bad_arguments_are_named(changes, message) -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
         forecast_mass(**given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peak": torch.zeros(1, 2, 8)}, "peak is torch.float32 but now is torch.uint8"),
+        ({"now": torch.zeros(1, 2, 8)}, "last is torch.uint8 but now is torch.float32"),
+        ({"target": torch.zeros(1, 2, 8).half()}, "target must be float32, got torch.float16"),
+        ({"target": torch.zeros(2, 8)}, "target must have shape"),
+        ({"average": torch.zeros(1, 2, 7)}, "average must have shape"),
+    ],
+)
+def test_bad_records_are_named(changes, message) -> None:
+    codes = torch.zeros(1, 2, 8, dtype=torch.uint8)
+    given = {
+        "now": codes, "last": codes, "average": codes, "peak": codes, "matches": None,
+        "target": torch.zeros(1, 2, 8), "features": ("now", "last"), **changes,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        forecast_moments(**given)
