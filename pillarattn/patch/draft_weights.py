@@ -39,24 +39,29 @@ class DraftWeights:
     """
 
     def __init__(self, model: PreTrainedModel, kind: str, cache: PillarCache) -> None:
-        product = PRODUCTS[kind]
         self._cache = cache
         self._linears: list[nn.Module] = []
-        for module in model.modules():
-            if _can_round(module):
-                rounded = product(module)
-                with _LOCK:
-                    # Runs of other threads may round the same layer for caches of their own.
-                    forward = module.__dict__.get("forward") or _Rounded(module)
-                    forward.products[id(cache)] = rounded
-                    module.forward = forward
-                self._linears.append(module)
+        try:
+            for module in filter(_can_round, model.modules()):
+                self._round(module, PRODUCTS[kind](module))
+        except BaseException:
+            # There may be no room for all copies: the layers before that one keep none either.
+            self.close()
+            raise
         if not self._linears:
             raise UnsupportedOptionError(
                 f"weights={kind!r} rounds fp32 linear layers on a CPU, and "
                 f"{type(model).__name__} on {model.device} in {model.dtype} has none; "
                 "leave the drafter's weights at 'own'"
             )
+
+    def _round(self, module: nn.Module, product: Product) -> None:
+        with _LOCK:
+            # Runs of other threads may round the same layer for caches of their own.
+            forward = module.__dict__.get("forward") or _Rounded(module)
+            forward.products[id(self._cache)] = product
+            module.forward = forward
+        self._linears.append(module)
 
     def close(self) -> None:
         """Leave the model as it was."""

@@ -129,6 +129,22 @@ def test_a_run_that_fails_leaves_the_model_as_it_was(pair, prompt, drafting):
     assert not any("forward" in linear.__dict__ for linear in linears(patched))
 
 
+def test_a_lack_of_memory_leaves_no_layer_rounded(pair, monkeypatch):
+    model = copy.deepcopy(pair()[0])
+    product, rounded_layers = PRODUCTS["int8"], []
+
+    def scarce(linear):
+        if len(rounded_layers) == 3:
+            raise MemoryError("no room")
+        rounded_layers.append(linear)
+        return product(linear)
+
+    monkeypatch.setitem(PRODUCTS, "int8", scarce)
+    with pytest.raises(MemoryError, match="no room"):
+        DraftWeights(model, "int8", PillarCache())
+    assert not any("forward" in linear.__dict__ for linear in linears(model))
+
+
 def test_what_cannot_be_rounded_is_refused_before_the_prompt(tiny_model, prompt, drafting):
     model = pillarattn.patch(tiny_model("llama").to(torch.bfloat16))
     calls = []
