@@ -99,7 +99,8 @@ def _show_decisions(console: Console, record: Mapping[str, Any], one: Mapping[st
     if not decisions:
         return
     share = one.get("share_of_best")
-    best = "" if share is None else f", {share:.0%} of the best of plain and {record['best_fixed']}"
+    rivals = " and ".join(filter(None, ("plain", record["best_fixed"])))
+    best = "" if share is None else f", {share:.0%} of the best of {rivals}"
     console.print(f"B={record['batch']}, L={record['length']}: the gate{best}", markup=False)
     for each in decisions[:MOST_DECISIONS]:
         setting = "plain" if each["k"] == 0 else f"k={each['k']} s={each['s']:g}"

@@ -88,6 +88,7 @@ def test_other_ways_to_run(tiny_checkpoint, options):
         assert record["variants"][1]["name"] == "static + compile"
         assert record["variants"][1]["decode_speedup_over_static"] == 1.0
         assert record["best_fixed"] is None
+        assert "of the best of plain\n" in result.stderr
 
 
 @pytest.mark.parametrize(
