@@ -54,7 +54,8 @@ class SamplingParams:
         stop: strings that end the output; the text ends before them, the token ids after.
         stop_token_ids: tokens that end the output, besides the model's end-of-sequence tokens.
         ignore_eos: let end-of-sequence tokens stand in the output without ending it.
-        k: tokens drafted per round at most; None is the engine's, 0 is plain decoding.
+        k: tokens drafted per round at most; None is the engine's, 0 is plain decoding. More than
+            `max_tokens - 1` counts as that.
         s: share of the context that a draft reads, 0 < s <= 1; None is the engine's.
         draft_length: how many of the `k` a round drafts: "constant", "acceptance", "confidence", or
             as in `PillarConfig`; None is the engine's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -22,6 +22,8 @@ from pillarattn.engine.text_deltas import TextDeltas
 
 # Nobody reads an answer whose client has gone; the number is nginx's.
 CLIENT_CLOSED = 499
+# Samples of all prompts of one request; each is a request of the engine.
+MAX_CHOICES = 1024
 
 
 class _Refused(Exception):
@@ -53,9 +55,7 @@ def create_app(engine: Engine, model_name: str) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"] if part != "body")
-        return _error(400, f"{field}: {first['msg']}" if field else str(first["msg"]))
+        return _error(400, _invalid(error.errors()))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -83,7 +83,17 @@ class _Service:
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """Answer a request of plain text."""
-        prompts = [token_ids(prompt, self.engine.tokenizer) for prompt in body.prompts]
+        count = len(body.prompts) * body.n
+        if not 1 <= count <= MAX_CHOICES:
+            raise _Refused(
+                400, f"prompt: {len(body.prompts)} prompts of n={body.n} samples are {count} "
+                f"choices; 1..{MAX_CHOICES} are allowed in one request",
+            )  # fmt: skip
+        try:
+            prompts = [token_ids(prompt, self.engine.tokenizer) for prompt in body.prompts]
+        except (TypeError, ValueError) as error:
+            # Half of a surrogate pair is valid JSON and no text.
+            raise _Refused(400, f"prompt: {error}") from None
         return await self._answer(body, prompts, body.max_tokens, request)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
@@ -95,15 +105,17 @@ class _Service:
             text = tokenizer.apply_chat_template(
                 body.messages, tokenize=False, add_generation_prompt=True
             )
+            # The template has written the special tokens already.
+            ids = [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
         except Exception as error:
             # Templates are programs of the model's authors, and raise what they like.
             raise _Refused(400, f"messages: {type(error).__name__}: {error}") from None
-        # The template has written the special tokens already.
-        ids = [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
-        wanted = body.max_completion_tokens or body.max_tokens
-        return await self._answer(
-            body, [ids], wanted or max(1, self.engine.room_after(len(ids))), request
-        )
+        wanted = body.max_completion_tokens
+        if wanted is None:
+            wanted = body.max_tokens
+        if wanted is None:
+            wanted = max(1, self.engine.room_after(len(ids)))
+        return await self._answer(body, [ids], wanted, request)
 
     async def _answer(
         self, body: Body, prompts: list[list[int]], max_tokens: int, request: Request
@@ -125,11 +137,12 @@ class _Service:
         outputs = merged(streams)
         if not body.stream:
             return await self._whole(answer, outputs, len(streams), len(prompts), request)
-        try:
-            # What is wrong with a request is known by now, while there is still a status to send.
-            first = await anext(outputs)
-        except ValueError as error:
-            raise _Refused(400, str(error)) from None
+
+        async def begin() -> tuple[int, RequestOutput]:
+            return await anext(outputs)
+
+        # What is wrong with a request is known by then, while there is still a status to send.
+        first = await _unless_gone(begin(), request)
         params = [params for _, params in wanted]
         events = self._events(body, answer, params, first, outputs, len(prompts), request)
         return StreamingResponse(events, media_type="text/event-stream")
@@ -144,19 +157,7 @@ class _Service:
                     last[index] = output
             return [last[index] for index in range(count)]
 
-        done = asyncio.create_task(collect())
-        gone = asyncio.create_task(_gone(request))
-        try:
-            await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not done.done():
-                return Response(status_code=CLIENT_CLOSED)
-            finished = done.result()
-        except ValueError as error:
-            raise _Refused(400, str(error)) from None
-        finally:
-            for task in (done, gone):
-                task.cancel()
-            await asyncio.gather(done, gone, return_exceptions=True)
+        finished = await _unless_gone(collect(), request)
         failed = next((output.error for output in finished if output.error), None)
         if failed is not None:
             raise _Refused(500, failed)
@@ -175,17 +176,43 @@ class _Service:
                     return
                 index, output = first
                 if output.error is not None:
-                    yield _event({"error": {"message": output.error, "type": "server_error"}})
+                    yield _event(_content(500, output.error))
                     return
                 text = deltas[index].take(output.text or "", finished=output.finished)
                 if text or output.finished:
                     is_first = index not in last
                     yield _event(answer.piece(index, text, output.finish_reason, first=is_first))
                     last[index] = output
-                first = await anext(outputs, None)
+                try:
+                    first = await anext(outputs, None)
+                except Exception as error:
+                    # The status has been sent: the client hears of it here, and the log below.
+                    yield _event(_content(500, f"{type(error).__name__}: {error}"))
+                    raise
         if body.stream_options.include_usage:
             yield _event(answer.last([last[i] for i in range(len(params))], prompts))
         yield "data: [DONE]\n\n"
+
+
+async def _unless_gone(work: Coroutine[Any, Any, Any], request: Request) -> Any:
+    """Return what `work` comes to; cancel it if the client goes away before.
+
+    Raises:
+        _Refused: the client has gone, or `work` raised `ValueError`.
+    """
+    done = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise _Refused(CLIENT_CLOSED, "the client has gone")
+        return done.result()
+    except ValueError as error:
+        raise _Refused(400, str(error)) from None
+    finally:
+        for task in (done, gone):
+            task.cancel()
+        await asyncio.gather(done, gone, return_exceptions=True)
 
 
 async def _gone(request: Request) -> None:
@@ -194,10 +221,27 @@ async def _gone(request: Request) -> None:
         pass
 
 
+def _invalid(errors: Sequence[Any]) -> str:
+    """Return what is wrong with the first wrong field; it may be none of several kinds."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return f"the body is not valid JSON at character {first['loc'][-1]}: {reason}"
+    place = first["loc"][1:2]
+    same = [error for error in errors if error["loc"][1:2] == place]
+    if len(same) == 1:
+        return ": ".join([".".join(map(str, first["loc"][1:])) or "body", first["msg"]])
+    return f"{place[0]}: " + ", or ".join(dict.fromkeys(error["msg"] for error in same))
+
+
 def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
-def _error(status: int, message: str) -> JSONResponse:
+def _content(status: int, message: str) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)
+    return {"error": {"message": message, "type": kind}}
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse(_content(status, message), status_code=status)

@@ -18,32 +18,38 @@ async def merged(
 ) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Yield (number of the stream, output) as outputs come; closing it closes all streams.
 
+    Each output holds all before it: whoever reads slowly gets the newest one of each stream.
+
     Raises:
         Exception: what a stream raised.
     """
-    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue()
+    # Numbers of streams with news; None is the end of one.
+    queue: asyncio.Queue[int | Exception | None] = asyncio.Queue()
+    newest: dict[int, RequestOutput] = {}
 
     async def pump(number: int, stream: Any) -> None:
         try:
             async with aclosing(stream):
                 async for output in stream:
-                    queue.put_nowait((number, output))
+                    if number not in newest:
+                        queue.put_nowait(number)
+                    newest[number] = output
         except Exception as error:
-            queue.put_nowait((number, error))
+            queue.put_nowait(error)
         else:
-            queue.put_nowait((number, None))
+            queue.put_nowait(None)
 
     tasks = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
     running = len(tasks)
     try:
         while running:
-            number, item = await queue.get()
+            item = await queue.get()
             if isinstance(item, Exception):
                 raise item
             if item is None:
                 running -= 1
             else:
-                yield number, item
+                yield item, newest.pop(item)
     finally:
         for task in tasks:
             task.cancel()

@@ -16,6 +16,7 @@ pytest.importorskip("httpx2", reason="httpx2, which the test client needs, is no
 from fastapi.testclient import TestClient
 
 from pillarattn.engine.server import create_app
+from pillarattn.engine.server.choices import merged
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 PROMPT = "one two three four five six"
@@ -167,6 +168,9 @@ def test_chat_uses_the_template(client, engine, parts, alone):
         ({"n": 0}, 400, "n: "),
         ({"draft_length": "longest"}, 400, "'longest'"),
         ({"stop": [""]}, 400, "stop must hold non-empty"),
+        ({"prompt": []}, 400, "prompt: 0 prompts of n=1 samples are 0 choices; 1..1024"),
+        ({"prompt": ["a"] * 3, "n": 1000}, 400, "are 3000 choices; 1..1024"),
+        ({"prompt": 5}, 400, "prompt: Input should be a valid string, or Input should be"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -275,3 +279,99 @@ def test_a_request_that_fails_is_an_error(client, engine):
     assert response.status_code == 500 and "TypeError" in response.json()["error"]["message"]
     text = client.post("/v1/completions", json={**body, "stream": True}).text
     assert "TypeError" in text and "[DONE]" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("completions", b'{"prompt": "\\ud800"}', "prompt: "),
+        ("completions", b'{"prompt": ', "not valid JSON at character 11: Expecting value"),
+        ("completions", b"[]", "body: Input should be a valid dictionary"),
+        ("completions", b"", "body: Field required"),
+        (
+            "chat/completions",
+            b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+            "messages: ",
+        ),
+    ],
+)
+def test_what_is_no_text_is_refused(client, engine, parts, path, body, message):
+    parts[2].chat_template = TEMPLATE
+    try:
+        headers = {"content-type": "application/json"}
+        response = client.post(f"/v1/{path}", content=body, headers=headers)
+    finally:
+        parts[2].chat_template = None
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+    assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_of_no_tokens_is_refused_and_not_endless(client, parts, name):
+    body = {"messages": [{"role": "user", "content": "hi"}], name: 0}
+    parts[2].chat_template = TEMPLATE
+    try:
+        response = client.post("/v1/chat/completions", json=body)
+    finally:
+        parts[2].chat_template = None
+    assert response.status_code == 400
+    assert "max_tokens must be an integer >= 1, got 0" in response.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_before_its_first_token_is_dropped_from_the_queue(parts):
+    """While another one holds the only place, it would wait for a token that nobody reads."""
+    config = pillarattn.EngineConfig(
+        kv_tokens=2048, max_batch=1, seed=0, preflight=False, pillar=pillarattn.PillarConfig(k=0)
+    )
+    engine = pillarattn.Engine(parts[1], config, tokenizer=parts[2])
+    app = create_app(engine, "tiny")
+    engine.add_request(PROMPT, pillarattn.SamplingParams(max_tokens=500, ignore_eos=True))
+    body = {"prompt": PROMPT, "max_tokens": 4, "stream": True}
+    asyncio.run(call(app, body, leave_after=0))
+    # The step that another thread ran has ended, and with it the request.
+    assert list(engine.requests) == ["request-0"]
+    assert engine.stats.finished == {"abort": 1}
+    engine.abort_all()
+
+
+def test_a_step_that_fails_in_a_stream_is_told_to_its_client(engine):
+    app = create_app(engine, "tiny")
+    original, sent = engine.runner.run, []
+
+    def sometimes(segments):
+        if engine.stats.steps >= 3:
+            raise MemoryError("out of memory")
+        return original(segments)
+
+    engine.runner.run = sometimes
+    body = {"prompt": PROMPT, "max_tokens": 40, "stream": True, "k": 0, "temperature": 0}
+    with TestClient(app, raise_server_exceptions=False) as client:
+        sent = client.post("/v1/completions", json=body).text.strip().split("\n\n")
+    assert (
+        "MemoryError: out of memory"
+        in json.loads(sent[-1].removeprefix("data: "))["error"]["message"]
+    )
+    assert not engine.has_unfinished
+
+
+def test_who_reads_slowly_gets_the_newest_output_of_each_stream():
+    """What it has not read would else grow with the square of the tokens."""
+
+    async def numbers(count):
+        for i in range(count):
+            await asyncio.sleep(0)
+            yield i
+
+    async def scene():
+        seen = []
+        async for item in merged([numbers(1000), numbers(10)]):
+            seen.append(item)
+            if len(seen) == 1:
+                for _ in range(3000):
+                    await asyncio.sleep(0)
+        return seen
+
+    seen = asyncio.run(scene())
+    assert seen[-2:] == [(0, 999), (1, 9)] or seen[-2:] == [(1, 9), (0, 999)]
+    assert len(seen) <= 5
