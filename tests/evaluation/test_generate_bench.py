@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from pillarattn.evaluation import generate_bench_cell
 from pillarattn.evaluation.generate_bench import compare_variants, failures, read_bench
-from pillarattn.evaluation.generate_bench_cell import prompts, summarise
+from pillarattn.evaluation.generate_bench_cell import BenchCell, prompts, summarise
 from pillarattn.evaluation.generate_bench_settings import GenerateBench
 
 
@@ -48,6 +52,28 @@ def test_medians_and_spread():
     assert record["decode_tokens_per_second"] == 10.0
     assert record["decode_spread"] == [2.0, 20.0]
     assert record["total_seconds"] == 3.0
+
+
+def test_a_gpus_profile_waits_for_phases_and_knows_what_the_timed_runs_learnt(monkeypatch):
+    """On a GPU the profile is a run of its own, as the gate went in the runs that were timed."""
+    given = []
+
+    def timed(model, inputs, *, assistant, **options):
+        given.append(assistant)
+        assistant.stats.draft_seconds = 1.0
+        return None, SimpleNamespace(decode_seconds=4.0)
+
+    monkeypatch.setattr(generate_bench_cell, "timed_batch", timed)
+    model = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(generate_bench_cell, "prompts", lambda *_, **__: SimpleNamespace(
+        to=lambda device: torch.zeros(1, 4, dtype=torch.long)))  # fmt: skip
+    cell = BenchCell(GenerateBench(), model, None, batch=1, length=4, on_run=lambda name: None)
+    for variant in cell.bench.variants[1:]:
+        profile = cell._profile(variant, {"runs": []})
+        assert profile == {"draft": 0.25, "verify": 0, "select": 0, "accept": 0, "rest": 0.75}
+        own = cell._assistants[variant.name]
+        assert given[-1].synchronise and not own.synchronise
+        assert given[-1].learnt is own.learnt
 
 
 def test_differences_are_listed():
