@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,23 @@ class Engine:
             self.requests[request_id].finish(FinishReason.ABORT)
             return self._finished(request_id)
 
-    def abort_all(self) -> None:
-        """End every request; outputs that no step has returned yet are forgotten."""
+    def abort_all(self, names: Collection[str] | None = None) -> None:
+        """End every request, or each of `names`; what no step has returned of it is forgotten."""
         with self._inbox.held():
             for name in list(self.requests):
-                self.abort(name)
-            self._late.clear()
+                if names is None or name in names:
+                    self.abort(name)
+            self._late = [o for o in self._late if names is not None and o.request_id not in names]
+
+    def collect(self, request_id: str, ended: deque[RequestOutput] | None) -> None:
+        """Put the last output of a request that will be added into `ended`; None: no longer.
+
+        It comes there too if it ends in the step of a stream, which another thread runs.
+        """
+        if ended is None:
+            self._streams.close(request_id)
+        else:
+            self._streams.collect(request_id, ended)
 
     def room_after(self, prompt_tokens: int) -> int:
         """Return the new tokens that a request of so many prompt tokens may ask for at most."""

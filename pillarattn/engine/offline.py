@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ def generate(
             run.add(i, prompt, own)
         run.to_the_end()
     except BaseException:
-        engine.abort_all()
+        engine.abort_all(set(run.order))
         raise
     return [run.done[name] for name in run.order]
 
@@ -58,6 +59,8 @@ class _Run:
         self.done: dict[str, RequestOutput] = {}
         self.order: list[str] = []
         self._keys: dict[str, str] = {}
+        # Streams of other threads may run the steps in which requests of this call end.
+        self._ended: deque[RequestOutput] = deque()
 
     def add(self, index: int, prompt: Prompt, params: SamplingParams) -> None:
         """Queue the samples of a prompt that are not kept already; what is wrong with it is its
@@ -73,20 +76,25 @@ class _Run:
                 if kept is not None:
                     self.done[name] = kept
             if any(name not in self.done for name in names):
+                for name in names:
+                    if name not in self.done:
+                        self.engine.collect(name, self._ended)
                 self.engine.add_request(ids, params, request_id=names[0])
                 for name in names:
                     if name in self.done:
                         self.engine.abort(name)
         except (ValueError, TypeError) as error:
             for name in names:
+                self.engine.collect(name, None)
                 request = Request(name, ids, params)
                 request.finish(FinishReason.ERROR, error)
                 self.done[name] = request.result()
 
     def to_the_end(self) -> None:
         """Step until all requests have ended, keeping each output as it ends."""
-        while self.engine.has_unfinished:
-            for output in self.engine.step():
-                if output.finished:
-                    self.done[output.request_id] = output
-                    self.store.add(self._keys[output.request_id], output)
+        while len(self.done) < len(self.order):
+            self.engine.step()
+            while self._ended:
+                output = self._ended.popleft()
+                self.done[output.request_id] = output
+                self.store.add(self._keys[output.request_id], output)

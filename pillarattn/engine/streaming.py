@@ -22,6 +22,7 @@ class StreamDriver:
         self._step = step
         self._numbers = itertools.count()
         self._waiting: dict[str, deque[RequestOutput]] = {}
+        self._collected: dict[str, deque[RequestOutput]] = {}
         self._lock: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -41,9 +42,17 @@ class StreamDriver:
     def close(self, request_id: str) -> None:
         """Forget the outputs of a request, now and from now on."""
         self._waiting.pop(request_id, None)
+        self._collected.pop(request_id, None)
+
+    def collect(self, request_id: str, ended: deque[RequestOutput]) -> None:
+        """Put the last output of a request into `ended`, whoever runs the step that brings it."""
+        self._collected[request_id] = ended
 
     def deliver(self, output: RequestOutput) -> RequestOutput:
         """Keep an output for its reader, if it has one; return it."""
+        ended = self._collected.pop(output.request_id, None) if output.finished else None
+        if ended is not None:
+            ended.append(output)
         # Its reader may close it meanwhile, in another thread.
         waiting = self._waiting.get(output.request_id)
         if waiting is not None:

@@ -254,3 +254,31 @@ def test_other_threads_of_the_model_are_left_alone(engine, models, prompts, alon
     while run.has_unfinished:
         outputs = run.step()
     assert outputs[0].token_ids == alone(prompts[0], NEW)
+
+
+def test_generate_beside_a_stream_of_another_thread(engine, prompts, alone):
+    """Its steps bring outputs of others, and the others' steps bring its own."""
+    run, params = engine(), SamplingParams(max_tokens=8)
+    step, foreign = run.step, []
+
+    def shared():
+        if not foreign:
+            foreign.append(run.add_request(prompts[3], SamplingParams(max_tokens=40)))
+        # As another thread would, who looks for its own outputs alone.
+        step()
+        return step()
+
+    run.step = shared
+    outputs = run.generate(prompts[:3], params)
+    assert [o.token_ids for o in outputs] == [alone(p, 8) for p in prompts[:3]]
+    assert list(run.requests) == foreign and not run._streams._collected
+    run.abort_all()
+
+    def fails():
+        run.add_request(prompts[3], SamplingParams(max_tokens=40), request_id="other")
+        raise MemoryError("out of memory")
+
+    run.step = fails
+    with pytest.raises(MemoryError):
+        run.generate(prompts[:3], params)
+    assert list(run.requests) == ["other"] and not run._streams._collected

@@ -386,17 +386,3 @@ def test_a_request_that_is_not_queued_yet_can_be_aborted(engine, prompts, alone)
     assert run.scheduler.is_idle and not run.has_unfinished
     (output,) = run.generate([prompts[0]], SamplingParams(max_tokens=NEW))
     assert output.token_ids == alone(prompts[0], NEW)
-
-
-def test_more_drafts_than_tokens_take_no_room(engine, prompts, alone):
-    """Rounds have at most as many drafts as tokens are left, whatever is asked for."""
-    run = engine()
-    params = SamplingParams(max_tokens=NEW, k=10**12)
-    for i in range(3):
-        run.add_request(prompts[i], params, request_id=str(i))
-    run.step()
-    assert all(e.admitted >= 0 for e in run.scheduler.entries.values()), "they are in one batch"
-    done = {}
-    while run.has_unfinished:
-        done |= {o.request_id: o.token_ids for o in run.step()}
-    assert done == {str(i): alone(prompts[i], NEW) for i in range(3)}

@@ -14,6 +14,8 @@ from pillarattn.decoding.draft_share import DRAFT_SHARES
 from pillarattn.engine.request import ACCEPTANCE_RULES, SamplingParams
 from pillarattn.evaluation.notebook_model import notebook_model
 
+NEW = 16
+
 NEW = 20
 OPTIONS = {"k": 4, "s": 0.5, "min_budget": 8, "recent": 2, "sink": 1}
 
@@ -226,3 +228,17 @@ def test_urgent_requests_are_evicted_last(engine, prompts, alone, host_tokens):
             assert name not in "15" or not {"0", "2", "4"} & set(running)
     assert ended == {str(i): alone(p, 50) for i, p in enumerate(prompts) if i != 3}
     assert stopped[False] > 0
+
+
+def test_more_drafts_than_tokens_take_no_room(engine, prompts, alone):
+    """Rounds have at most as many drafts as tokens are left, whatever is asked for."""
+    run = engine()
+    params = SamplingParams(max_tokens=NEW, k=10**12)
+    for i in range(3):
+        run.add_request(prompts[i], params, request_id=str(i))
+    run.step()
+    assert all(e.admitted >= 0 for e in run.scheduler.entries.values()), "they are in one batch"
+    done = {}
+    while run.has_unfinished:
+        done |= {o.request_id: o.token_ids for o in run.step()}
+    assert done == {str(i): alone(prompts[i], NEW) for i in range(3)}
