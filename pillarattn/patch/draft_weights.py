@@ -81,14 +81,15 @@ class _Rounded:
         self.linear = linear
         self.products: dict[int, Product] = {}
 
-    def __call__(self, states: Tensor) -> Tensor:
+    def __call__(self, input: Tensor) -> Tensor:
+        # Named as in `nn.Linear.forward`: a model may pass it by name.
         # Another thread may run the same model: which pass this is, its own context tells.
         cache = find_cache()
         step = None if cache is None else cache.step
         product = self.products.get(id(cache))
         if product is not None and step is not None and step.phase is Phase.DRAFT:
-            return product(states)
-        return nn.Linear.forward(self.linear, states)  # type: ignore[arg-type]
+            return product(input)
+        return nn.Linear.forward(self.linear, input)  # type: ignore[arg-type]
 
 
 def _can_round(module: nn.Module) -> bool:

@@ -94,6 +94,7 @@ def test_two_runs_may_round_one_model_each_for_itself(pair):
         with current_cache(cache), torch.no_grad():
             return layer(states)
 
+    assert torch.equal(layer(input=states), own)
     in_bf16, in_int8 = (drafted(cache) for cache in caches)
     assert not torch.equal(in_bf16, in_int8) and not torch.equal(in_bf16, own)
     first.close()
