@@ -17,9 +17,9 @@ Served = Annotated[
     str, typer.Argument(help="smollm2 (built in), a checkpoint folder, or a hub name.")
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(help="Port to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
 ServedName = Annotated[
-    str | None, typer.Option("--model-name", help="Name that clients ask for [default: MODEL].")
+    str | None, typer.Option("--model-name", help="Name that clients ask for; MODEL without it.")
 ]
 KvTokens = Annotated[int, typer.Option(help="Tokens whose keys and values fit the pool.")]
 HostTokens = Annotated[int, typer.Option(help="The same in host memory; 0 computes again.")]

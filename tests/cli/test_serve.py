@@ -38,3 +38,15 @@ def test_a_wrong_value_is_one_line(monkeypatch):
     result = CliRunner().invoke(app, ["serve", "--eviction", "oldest"])
     assert result.exit_code == 2
     assert "eviction must be one of" in result.output
+
+
+def test_help_says_what_the_name_is_without_the_option():
+    words = CliRunner().invoke(app, ["serve", "--help"]).output.replace("│", " ").split()
+    assert "Name that clients ask for; MODEL without it." in " ".join(words)
+
+
+def test_a_port_that_there_is_not_is_refused_before_the_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(serve, "load_model", lambda *a, **k: pytest.fail("loaded the model"))
+    result = CliRunner().invoke(app, ["serve", "--port", "65536"])
+    assert result.exit_code == 2
+    assert "--port" in result.output and "65535" in result.output
