@@ -267,11 +267,15 @@ class Scheduler:
         self.entries.pop(request_id).table.release(self.pool, self.host)
 
     def forget_pages(self) -> None:
-        """Let no request find pages that were computed before; running ones keep theirs."""
+        """Let no request take what was computed before; those that have begun keep their own."""
         self.pool.forget_contents()
         for entry in self.entries.values():
-            # What they have computed so far is not to be found later either.
-            entry.names = None
+            if entry.state is RequestState.WAITING:
+                # It computes its prompt anew, also where a sample before it has it.
+                entry.root = None
+            else:
+                # What they have computed so far is not to be found later either.
+                entry.names = None
 
     def check(self) -> None:
         """Raise `RuntimeError` unless both pools are conserved and every block has its users."""

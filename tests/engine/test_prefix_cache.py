@@ -175,3 +175,34 @@ def test_a_step_that_failed_leaves_no_page_that_was_not_computed(engine, kin, al
     assert len(failed) == 9
     assert [done[str(i)] for i in range(5)] == [alone(p, NEW) for p in kin]
     assert run.stats.shared_tokens > 0
+
+
+def test_who_waits_while_weights_change_takes_nothing_of_the_old_ones(tiny_model, kin):
+    """Not the pages of those that run, nor the prompt that a first sample has computed."""
+    model = pillarattn.patch(tiny_model("llama"))
+    config = EngineConfig(
+        kv_tokens=1024, preflight=False, max_batch=2, pillar=PillarConfig(k=4, s=0.5, min_budget=8)
+    )
+    run, done = Engine(model, config), {}
+    samples = SamplingParams(max_tokens=NEW, n=3, temperature=1.0, seed=3)
+    greedy = SamplingParams(max_tokens=NEW)
+    run.add_request(kin[0], samples, request_id="a")
+    while not run.scheduler.entries["a.1"].cached > len(kin[0]):
+        run.step()
+    run.add_request(kin[4], greedy, request_id="b")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    run.reset_prefix_cache()
+    # One place for the third sample, beside the second, which has their prompt.
+    run.abort("a")
+    while run.has_unfinished:
+        done |= {o.request_id: o.token_ids for o in run.step()}
+        run.scheduler.check()
+    fresh = Engine(model, config)
+    wanted = [o.token_ids for o in fresh.generate([kin[0], kin[4]], [samples, greedy])]
+    assert [done["a.2"], done["b"]] == wanted[2:]
+    # Among themselves they share as ever.
+    assert run.stats.shared_tokens > 0
+    assert not len(run._shared) and not run._shared._kept
