@@ -63,9 +63,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, minimum in (
             ("kv_tokens", 1), ("host_tokens", 0), ("max_batch", 1), ("prefill_chunk", 1),
-            ("offload_chunk", 1),
+            ("offload_chunk", 1), ("max_length", 1),
         ):  # fmt: skip
             value = getattr(self, name)
+            if name == "max_length" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
         allowed: Any

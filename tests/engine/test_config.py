@@ -21,6 +21,7 @@ from pillarattn.engine.config import EngineConfig
         ("admission", "eager", "'optimistic', 'reserve'"),
         ("eviction", "oldest", "'fifo', 'heat'"),
         ("offload_chunk", 0, ">= 1"),
+        ("max_length", 0, ">= 1"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(field, value, allowed):
