@@ -37,8 +37,11 @@ def default_tiles(query: Tensor, key_pool: Tensor, value_pool: Tensor) -> MixedT
     """Return tiles whose steps in flight fit the shared memory of a Hopper GPU."""
     widest = max(padded(key_pool.shape[2]), padded(value_pool.shape[2]))
     step = widest * key_pool.element_size() * 2
-    keys = 64 if step * 64 * 2 <= 96 * 1024 else 32 if step * 32 * 2 <= 96 * 1024 else 16
-    return MixedTiles(block_keys=keys, stages=3 if step * keys * 3 <= 110 * 1024 else 2)
+    # Two programs share a multiprocessor's 227 KB; queries and sums take their part.
+    for keys, stages in ((64, 3), (64, 2), (32, 2)):
+        if step * keys * stages <= 80 * 1024:
+            return MixedTiles(block_keys=keys, stages=stages)
+    return MixedTiles(block_keys=16, stages=2)
 
 
 def programs_of(tiles: MixedTiles, device: torch.device) -> int:

@@ -147,29 +147,31 @@ def test_equals_torch_attention() -> None:
         torch.testing.assert_close(verify_attention(**case)[0], full, rtol=bound, atol=bound)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("size", [1, 63, 300])
 def test_one_row_over_few_keys_takes_pytorchs_attention(size, group, dtype, monkeypatch) -> None:
-    case = make_case(2, 1, size, 2, group, DTYPES[dtype], value_dim=24, spare=7)
+    case = make_case(2, 1, size, 2, group, dtype, value_dim=24, spare=7)
     case["lengths"] = case["lengths"].clone().fill_(int(case["lengths"].min()))
     options = {"scale": 0.3, "window": 400}
     truth, _ = oracle(case, torch.float64, **options)
-    rival, _ = oracle(case, DTYPES[dtype], **options)
+    rival, _ = oracle(case, dtype, **options)
     calls = []
     own = reference.scaled_dot_product_attention
     monkeypatch.setattr(
         reference, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or own(*a, **k)
     )
     out, scores = verify_attention(**case, **options)
-    assert calls == [1] and scores is None and out.dtype == DTYPES[dtype]
-    bound = 2 * (rival.double() - truth).abs().max() + 4 * torch.finfo(DTYPES[dtype]).eps
+    assert calls == [1] and scores is None and out.dtype == dtype
+    bound = 2 * (rival.double() - truth).abs().max() + 4 * torch.finfo(dtype).eps
     assert (out.double() - truth).abs().max() <= bound
     # Ragged rows, sinks, soft caps, windows and scores go the other way.
     shortest = int(case["lengths"].min())
     others = [{"window": shortest - 1}] if shortest > 1 else []
     others += [{"softcap": 5.0}, {"return_scores": True}]
-    others.append({"sinks": torch.zeros(2 * group, dtype=DTYPES[dtype])})
+    half = {n: t.half() if t.is_floating_point() else t for n, t in case.items()}
+    verify_attention(**half, **options)
+    others.append({"sinks": torch.zeros(2 * group, dtype=dtype)})
     for other in others:
         verify_attention(**case, **{**options, **other})
     if size > 1:
