@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,6 +15,10 @@ SAME = (
     "frequency_penalty", "stop_token_ids", "ignore_eos", "k", "s", "acceptance", "draft_length",
     "draft_share",
 )  # fmt: skip
+
+
+# Each is looked for after every token of everybody's steps.
+StopString = Annotated[str, Field(max_length=1024)]
 
 
 class StreamOptions(BaseModel):
@@ -36,7 +40,7 @@ class Body(BaseModel):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     seed: int | None = Field(None, ge=0)
-    stop: str | list[str] = []
+    stop: StopString | Annotated[list[StopString], Field(max_length=64)] = []
     temperature: float = 1.0
     top_p: float = 1.0
     presence_penalty: float = 0.0
@@ -45,7 +49,7 @@ class Body(BaseModel):
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[int] = Field([], max_length=1024)
     ignore_eos: bool = False
     priority: int = 0
     k: int | None = None
