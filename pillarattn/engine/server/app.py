@@ -103,7 +103,7 @@ class _Service:
             raise _Refused(400, "the tokenizer has no chat template; use /v1/completions")
         try:
             text = tokenizer.apply_chat_template(
-                body.messages, tokenize=False, add_generation_prompt=True
+                body.texts(), tokenize=False, add_generation_prompt=True
             )
             # The template has written the special tokens already.
             ids = [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]

@@ -100,3 +100,22 @@ class ChatBody(Body):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+
+    def texts(self) -> list[dict[str, Any]]:
+        """Return the messages with parts of text joined by line breaks, as templates expect them.
+
+        Raises:
+            ValueError: a part is an image, or something else that is no text.
+        """
+        return [{**m, "content": _joined(m["content"])} if "content" in m else m
+                for m in self.messages]  # fmt: skip
+
+
+def _joined(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise ValueError(f"parts of content must have the type 'text', got {kind!r}")
+    return "\n".join(str(part.get("text", "")) for part in content)

@@ -310,6 +310,22 @@ def test_what_is_no_text_is_refused(client, engine, parts, path, body, message):
     assert not engine.has_unfinished
 
 
+def test_parts_of_text_are_text_and_others_refused(client, parts, alone):
+    """A template that expects a string would else write out the list."""
+    ask = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    body = {"messages": [{"role": "user", "content": ask}], "max_tokens": 4, "temperature": 0}
+    parts[2].chat_template = TEMPLATE
+    try:
+        answer = client.post("/v1/chat/completions", json=body).json()
+        ask[1] = {"type": "image_url", "image_url": {"url": "x"}}
+        refused = client.post("/v1/chat/completions", json=body)
+    finally:
+        parts[2].chat_template = None
+    assert answer["choices"][0]["message"]["content"] == alone("<user>one\ntwo<assistant>", 4)
+    assert refused.status_code == 400
+    assert "must have the type 'text', got 'image_url'" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_chat_of_no_tokens_is_refused_and_not_endless(client, parts, name):
     body = {"messages": [{"role": "user", "content": "hi"}], name: 0}
