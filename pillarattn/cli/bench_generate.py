@@ -45,7 +45,7 @@ Static = Annotated[
     typer.Option(
         "--static/--no-static",
         help="Run plain decoding with a static cache too, which transformers compiles on a GPU "
-        "[default: on a GPU].",
+        "(default: on a GPU).",
     ),
 ]
 NewTokens = Annotated[int, typer.Option(help="Tokens to generate, whatever the model says.")]
@@ -64,7 +64,7 @@ ReusePrompt = Annotated[
         help="Compute the prompt once a cell and copy its cache: runs cost their decode alone.",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads [default: torch's choice].")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads (default: torch's choice).")]
 Out = Annotated[
     Path | None, typer.Option(help="JSON Lines to append to; cells that it holds are not run.")
 ]

@@ -50,7 +50,7 @@ Length = Annotated[
     int, typer.Option(help="Tokens that each sequence holds, prompt and output so far.")
 ]
 PromptLength = Annotated[
-    int | None, typer.Option(help="Tokens of the prompt pass [default: --length].")
+    int | None, typer.Option(help="Tokens of the prompt pass (default: --length).")
 ]
 PlannedDrafts = Annotated[int, typer.Option(help=f"Tokens drafted per round, 1 to {MOST_DRAFTS}.")]
 Rate = Annotated[
@@ -85,10 +85,10 @@ LatentReads = Annotated[
     ),
 ]
 WeightBytes = Annotated[
-    float | None, typer.Option(help="Bytes of one parameter [default: the config's, else 2].")
+    float | None, typer.Option(help="Bytes of one parameter (default: the config's, else 2).")
 ]
 CacheBytes = Annotated[
-    float | None, typer.Option(help="Bytes of one cached value [default: as the weights].")
+    float | None, typer.Option(help="Bytes of one cached value (default: as the weights).")
 ]
 Sampling = Annotated[
     bool, typer.Option("--sampling", help="Count the draft distributions that sampling keeps.")

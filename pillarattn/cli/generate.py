@@ -57,7 +57,7 @@ Compared = Annotated[
     str | None,
     typer.Option(
         help="Also measure the acceptance of these strategies on the same text, greedily "
-        f"[default with --demo: {DEMO_STRATEGIES}; '' for none].",
+        f"(default with --demo: {DEMO_STRATEGIES}; '' for none).",
     ),
 ]
 
