@@ -7,7 +7,7 @@ largest keys do not drown the others and one set of weights can mix them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -42,12 +42,6 @@ class KeyRecord:
     average: Tensor
     peak: Tensor
     matches: Tensor | None = None
-
-    def rows(self, first: int, end: int) -> KeyRecord:
-        """Return some of its rows."""
-        matches = None if self.matches is None else self.matches[first:end]
-        named = {n: getattr(self, n)[first:end] for n in ("now", "last", "average", "peak")}
-        return replace(self, **named, matches=matches)
 
 
 def followed(

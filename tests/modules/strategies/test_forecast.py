@@ -214,7 +214,7 @@ def test_pieces_do_not_change_the_forecast(builders, monkeypatch):
     rounds = [torch.rand(6, 2, 30, generator=noise) for _ in range(3)]
     found = []
     for memory in (2**30, 1):
-        monkeypatch.setattr("pillarattn.kernels.key_forecast.reference.MEMORY", memory)
+        monkeypatch.setattr("pillarattn.kernels.key_forecast.reference.CPU_MEMORY", memory)
         strategy = ForecastStrategy()
         for scores in rounds:
             mass = strategy.rank(request(builders, scores, tokens=tokens, layers=3))
