@@ -15,8 +15,8 @@ from pillarattn.kernels.key_forecast.features import (
     stored,
 )
 
-# Bytes that the features of some rows may take at once: on a CPU what its caches hold (twice as fast
-# as 96 MiB for 240 rows of 4,100 keys), on a GPU what leaves few launches.
+# Bytes that the features of some rows may take at once: on a CPU what its caches hold (twice as
+# fast as 96 MiB for 240 rows of 4,100 keys), on a GPU what leaves few launches.
 CPU_MEMORY, MEMORY = 4 * 2**20, 96 * 2**20
 
 
@@ -36,12 +36,18 @@ def forecast_moments(
     moments = target.new_empty(rows, heads, count, count)
     right = target.new_empty(rows, heads, count)
     for first, end in _pieces(target, count):
-        known = [masses(mass[first:end]) for mass in (now, last, average, peak)]
-        own = None if matches is None else matches[first:end]
-        found = stack_features(KeyRecord(*known, matches=own), features)
-        weighted = found * target[first:end].unsqueeze(-2)
-        moments[first:end] = weighted @ found.transpose(-1, -2)
-        right[first:end] = (weighted @ target[first:end].unsqueeze(-1)).squeeze(-1)
+        part = slice(first, end)
+        record = KeyRecord(
+            masses(now[part]),
+            masses(last[part]),
+            masses(average[part]),
+            masses(peak[part]),
+            None if matches is None else matches[part],
+        )
+        found = stack_features(record, features)
+        weighted = found * target[part].unsqueeze(-2)
+        moments[part] = weighted @ found.transpose(-1, -2)
+        right[part] = (weighted @ target[part].unsqueeze(-1)).squeeze(-1)
     return moments, right
 
 
