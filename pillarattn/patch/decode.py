@@ -125,10 +125,7 @@ def decode(
     dead_ends = DeadEnds()
     outcome, recorder = _outcome(call, stopping_criteria, streamer, dead_ends)
     process = ProcessorRule(logits_processor, dead_ends)
-    # What a gate has learnt of a batch, of a length to a factor of two, and of greedy or sampled
-    # text holds for no other.
-    batch, length = input_ids.shape
-    kind = (batch, length.bit_length(), bool(generation_config.do_sample), sparse, lockstep)
+    kind = (*_kind(call), sparse, lockstep)
     gate = generator.new_gate(drafter, generator.learnt.recall(model, kind))
     run = _new_run(generator, call, target, drafter, process, outcome, recorder, ranks, gate)
     result = _run(run, call, generator)
@@ -137,6 +134,12 @@ def decode(
     if streamer is not None:
         streamer.end()
     return _returned(result, target, given, call, prompt_length=outcome.history.prompt_length)
+
+
+def _kind(call: Call) -> tuple[int, int, bool]:
+    """Return what a gate's lessons are good for: batch, length to a factor of two, sampled or not."""
+    batch, length = call.input_ids.shape
+    return batch, length.bit_length(), bool(call.generation_config.do_sample)
 
 
 def _new_run(

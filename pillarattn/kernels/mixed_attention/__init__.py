@@ -83,20 +83,10 @@ def mixed_attention(
     Source: arXiv 2512.01278, section 4 (its fused draft and verify attention).
     """
     _check_pool(query, key_pool, value_pool, block_table, block_size, sinks=sinks, lse=lse)
-    batch, kv_heads = block_table.shape[0], key_pool.shape[1]
-    integers = {
-        "row_starts": (row_starts, (batch + 1,), "[B + 1]"),
-        "lengths": (lengths, (batch,), "[B]"),
-        "indices": (indices, (batch, kv_heads, None), "[B, Hkv, N]"),
-        "counts": (counts, (batch, kv_heads), "[B, Hkv]"),
-        "tail_start": (tail_start, (batch,), "[B]"),
-    }
-    for name, (tensor, shape, letters) in integers.items():
-        check_integers(name, tensor, shape, letters)
-    check_one_device(query=query, **{name: given[0] for name, given in integers.items()})
-    check_values("lengths", lengths, minimum=0, maximum=block_table.shape[1] * block_size)
-    check_values("counts", counts, minimum=READS_ALL, maximum=indices.shape[2])
-    _check_rows(query, row_starts, lengths, counts)
+    _check_lists(
+        query, key_pool, block_table, row_starts=row_starts, lengths=lengths, indices=indices,
+        counts=counts, tail_start=tail_start, most=block_table.shape[1] * block_size,
+    )  # fmt: skip
     check_at_least("window", window, 1)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be None or a number > 0, got {softcap!r}")
@@ -160,6 +150,35 @@ def _check_pool(
         query=query, key_pool=key_pool, value_pool=value_pool, block_table=block_table,
         sinks=sinks, lse=lse,
     )  # fmt: skip
+
+
+def _check_lists(
+    query: Tensor,
+    key_pool: Tensor,
+    block_table: Tensor,
+    *,
+    row_starts: Tensor,
+    lengths: Tensor,
+    indices: Tensor,
+    counts: Tensor,
+    tail_start: Tensor,
+    most: int,
+) -> None:
+    """Raise `ValueError` unless the requests' integers fit each other; `most` tokens fit a row."""
+    batch, kv_heads = block_table.shape[0], key_pool.shape[1]
+    integers = {
+        "row_starts": (row_starts, (batch + 1,), "[B + 1]"),
+        "lengths": (lengths, (batch,), "[B]"),
+        "indices": (indices, (batch, kv_heads, None), "[B, Hkv, N]"),
+        "counts": (counts, (batch, kv_heads), "[B, Hkv]"),
+        "tail_start": (tail_start, (batch,), "[B]"),
+    }
+    for name, (tensor, shape, letters) in integers.items():
+        check_integers(name, tensor, shape, letters)
+    check_one_device(query=query, **{name: given[0] for name, given in integers.items()})
+    check_values("lengths", lengths, minimum=0, maximum=most)
+    check_values("counts", counts, minimum=READS_ALL, maximum=indices.shape[2])
+    _check_rows(query, row_starts, lengths, counts)
 
 
 def _check_rows(query: Tensor, row_starts: Tensor, lengths: Tensor, counts: Tensor) -> None:
