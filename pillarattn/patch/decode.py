@@ -137,7 +137,7 @@ def decode(
 
 
 def _kind(call: Call) -> tuple[int, int, bool]:
-    """Return what a gate's lessons are good for: batch, length to a factor of two, sampled or not."""
+    """Return what a gate's lessons hold for: batch, length to a factor of two, whether sampled."""
     batch, length = call.input_ids.shape
     return batch, length.bit_length(), bool(call.generation_config.do_sample)
 

@@ -96,22 +96,10 @@ def mixed_attention(
         "mixed_attention", implementation, query, key_pool, value_pool, unsupported=unsupported
     )
     out: Tensor = compute(
-        query,
-        key_pool,
-        value_pool,
-        row_starts=row_starts,
-        lengths=lengths,
-        block_table=block_table,
-        block_size=block_size,
-        indices=indices,
-        counts=counts,
-        tail_start=tail_start,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-        lse=lse,
-    )
+        query, key_pool, value_pool, row_starts=row_starts, lengths=lengths,
+        block_table=block_table, block_size=block_size, indices=indices, counts=counts,
+        tail_start=tail_start, scale=scale, window=window, softcap=softcap, sinks=sinks, lse=lse,
+    )  # fmt: skip
     return out
 
 
