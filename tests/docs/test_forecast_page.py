@@ -105,6 +105,18 @@ def test_the_tables_are_the_records():
                 assert number == f"{part['mean_accepted']:.2f}"
 
 
+def test_the_line_of_short_contexts_is_its_record():
+    path = ROOT / "benchmarks" / "results" / "forecast_short_cpu.jsonl"
+    records = map(json.loads, path.read_text().splitlines()[1:])
+    found = {(r["label"], r["text"]): r["mean_accepted"] for r in records}
+    (cells,) = re.findall(r"^\| 512 to 1,024 \| (.*) \|$", TEXT, re.MULTILINE)
+    labels = ("pillar", "forecast", "forecast, layer weights")
+    for cell, text in zip(
+        cells.split(" | "), ("olympiadbench", "aime", "code", "prose"), strict=True
+    ):
+        assert cell == " / ".join(f"{found[label, text]:.2f}" for label in labels)
+
+
 def test_the_generation_table_is_the_record():
     path = ROOT / "benchmarks" / "results" / "forecast_generation_cpu.jsonl"
     runs = {}
