@@ -134,6 +134,36 @@ def check_attention_inputs(
         raise ValueError(f"softcap must be None or a number > 0, got {softcap!r}")
 
 
+SCORE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_selection_inputs(
+    scores: Tensor,
+    *,
+    lengths: Tensor,
+    budgets: Tensor,
+    recent: Tensor,
+    starts: Tensor,
+    sink: int,
+) -> None:
+    """Raise `ValueError` unless these describe what rows of `scores` `[R, Hkv, S]` may keep.
+
+    Shapes: lengths (in 0..S on the CPU), budgets, recent and starts `[R]`; sink >= 0.
+    """
+    check_shape("scores", scores, (None,) * 3, "[R, Hkv, S]")
+    if scores.dtype not in SCORE_DTYPES:
+        raise ValueError(f"scores must be fp16, bf16 or fp32, got {scores.dtype}; convert them")
+    rows, _, size = scores.shape
+    named = {"lengths": lengths, "budgets": budgets, "recent": recent, "starts": starts}
+    for name, tensor in named.items():
+        check_integers(name, tensor, (rows,), "[R]")
+    check_one_device(scores=scores, **named)
+    check_values("lengths", lengths, minimum=0, maximum=size)
+    for name in ("budgets", "recent", "starts"):
+        check_values(name, named[name], minimum=0, maximum=torch.iinfo(torch.int64).max)
+    check_at_least("sink", sink, 0)
+
+
 def triton_attention_limits(
     query: Tensor, keys: Tensor, values: Tensor | None, *, scale: float
 ) -> str | None:

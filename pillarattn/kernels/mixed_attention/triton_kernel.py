@@ -193,25 +193,15 @@ def mixed_kernel(
         values = value_pool + head.to(tl.int64) * stride_vh
         chosen = indices + b * stride_ib + head.to(tl.int64) * stride_ih
         table = block_table + b * stride_tb
-        if FEW_M < BLOCK_M:
-            if few:
-                _attend(
-                    query, keys, values, chosen, table, sinks, out, part, part_lse, lse,
-                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
-                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
-                    scale_log2, softcap, window, split_places,
-                    G, HEADS, D, DV, BLOCK, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES,
-                    HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE,
-                )  # fmt: skip
-            else:
-                _attend(
-                    query, keys, values, chosen, table, sinks, out, part, part_lse, lse,
-                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
-                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
-                    scale_log2, softcap, window, split_places,
-                    G, HEADS, D, DV, BLOCK, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES,
-                    HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE,
-                )  # fmt: skip
+        if few:
+            _attend(
+                query, keys, values, chosen, table, sinks, out, part, part_lse, lse,
+                stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+                first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                scale_log2, softcap, window, split_places,
+                G, HEADS, D, DV, BLOCK, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES,
+                HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE,
+            )  # fmt: skip
         else:
             _attend(
                 query, keys, values, chosen, table, sinks, out, part, part_lse, lse,

@@ -5,20 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pillarattn.kernels.checks import (
-    check_at_least,
-    check_integers,
-    check_one_device,
-    check_shape,
-    check_values,
-)
+from pillarattn.kernels.checks import check_at_least, check_selection_inputs
 from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.pooled_select import reference
 
 register("pooled_select", "reference", reference.pooled_select)
 register("pooled_select", "triton", "pillarattn.kernels.pooled_select.launch:pooled_select")
-
-SCORE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def pooled_select(
@@ -57,22 +49,15 @@ def pooled_select(
     Raises:
         ValueError: a shape, dtype, device, `layers`, `sink` or (on the CPU) value is wrong.
     """
-    check_shape("scores", scores, (None,) * 3, "[R, Hkv, S]")
-    if scores.dtype not in SCORE_DTYPES:
-        raise ValueError(f"scores must be fp16, bf16 or fp32, got {scores.dtype}; convert them")
-    rows, _, size = scores.shape
-    check_at_least("layers", layers, 1)
-    if rows % layers:
-        raise ValueError(f"the {rows} rows must be layers times the batch, got layers={layers}")
     starts = torch.zeros_like(lengths) if starts is None else starts
-    named = {"lengths": lengths, "budgets": budgets, "recent": recent, "starts": starts}
-    for name, tensor in named.items():
-        check_integers(name, tensor, (rows,), "[R]")
-    check_one_device(scores=scores, **named)
-    check_values("lengths", lengths, minimum=0, maximum=size)
-    for name in ("budgets", "recent", "starts"):
-        check_values(name, named[name], minimum=0, maximum=torch.iinfo(torch.int64).max)
-    check_at_least("sink", sink, 0)
+    check_selection_inputs(
+        scores, lengths=lengths, budgets=budgets, recent=recent, starts=starts, sink=sink
+    )
+    check_at_least("layers", layers, 1)
+    if len(scores) % layers:
+        raise ValueError(
+            f"the {len(scores)} rows must be layers times the batch, got layers={layers}"
+        )
     compute = choose("pooled_select", implementation, scores)
     found: tuple[Tensor, Tensor] = compute(
         scores, layers=layers, lengths=lengths, budgets=budgets, recent=recent, sink=sink,

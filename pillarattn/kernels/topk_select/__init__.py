@@ -5,20 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pillarattn.kernels.checks import (
-    check_at_least,
-    check_integers,
-    check_one_device,
-    check_shape,
-    check_values,
-)
+from pillarattn.kernels.checks import check_at_least, check_selection_inputs
 from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.topk_select import reference
 
 register("topk_select", "reference", reference.topk_select)
 register("topk_select", "triton", "pillarattn.kernels.topk_select.triton_kernel:topk_select")
-
-SCORE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def topk_select(
@@ -59,20 +51,10 @@ def topk_select(
 
     Source: arXiv 2512.01278; reference.md 1.2 and 1.5.
     """
-    check_shape("scores", scores, (None,) * 3, "[R, Hkv, S]")
-    if scores.dtype not in SCORE_DTYPES:
-        raise ValueError(f"scores must be fp16, bf16 or fp32, got {scores.dtype}; convert them")
-    rows, _, size = scores.shape
-    if starts is None:
-        starts = torch.zeros_like(lengths)
-    named = {"lengths": lengths, "budgets": budgets, "recent": recent, "starts": starts}
-    for name, tensor in named.items():
-        check_integers(name, tensor, (rows,), "[R]")
-    check_one_device(scores=scores, **named)
-    check_values("lengths", lengths, minimum=0, maximum=size)
-    for name in ("budgets", "recent", "starts"):
-        check_values(name, named[name], minimum=0, maximum=torch.iinfo(torch.int64).max)
-    check_at_least("sink", sink, 0)
+    starts = torch.zeros_like(lengths) if starts is None else starts
+    check_selection_inputs(
+        scores, lengths=lengths, budgets=budgets, recent=recent, starts=starts, sink=sink
+    )
     check_at_least("capacity", capacity, 0)
     compute = choose("topk_select", implementation, scores)
     selection: tuple[Tensor, Tensor] = compute(
