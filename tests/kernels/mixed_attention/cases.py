@@ -61,6 +61,8 @@ def make(
         for pool in pools.values():
             pool[own] = torch.randn(part.length, kv_heads, pool.shape[2], generator=gen)
         if part.keep is None:
+            # Nobody looks at the tail of what reads everything.
+            tails[b] = part.length
             continue
         tails[b] = max(0, part.length - tail - b)
         for h in range(kv_heads):

@@ -79,7 +79,7 @@ def test_triton_options(name, triton_device) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS["all"]], ids=["plain", "all"])
-@pytest.mark.parametrize("name", ["drafts and verifies", "a prompt chunk", "no rows, no keys"])
+@pytest.mark.parametrize("name", MIXES)
 def test_splits_and_blocks_of_rows_agree_with_fp64(name, options, triton_device) -> None:
     from pillarattn.kernels.mixed_attention.launch import mixed_attention as launch
 
