@@ -87,15 +87,17 @@ class MixedCell(Cell):
         }
 
     def call(self, given: dict[str, Any], tiles: Any) -> Call:
-        """Run one layer; the work list is the step's and made before."""
-        from pillarattn.kernels.mixed_attention.launch import mixed_attention
+        """Run one layer; the work list and the slots are the step's and made before."""
+        from pillarattn.kernels.mixed_attention.launch import mixed_attention, slots_of
         from pillarattn.kernels.mixed_attention.tiles import default_tiles
-        from pillarattn.kernels.mixed_attention.work_list import make_work_list
+        from pillarattn.kernels.mixed_attention.work_list import make_work_list, most_splits
 
         tiles = tiles or default_tiles(given["query"], given["key_pool"], given["value_pool"])
         named = {n: given[n] for n in ("row_starts", "lengths", "counts", "tail_start")}
-        work = make_work_list(len(given["query"]), **named, group=GROUP, tiles=tiles)
-        return lambda: mixed_attention(**given, **OPTIONS, tiles=tiles, work=work)
+        most = most_splits(given["block_table"], BLOCK, tiles)
+        work = make_work_list(len(given["query"]), **named, group=GROUP, tiles=tiles, most=most)
+        slots = slots_of(given["indices"], given["block_table"], BLOCK)
+        return lambda: mixed_attention(**given, **OPTIONS, tiles=tiles, work=work, slots=slots)
 
     def error(self, given: dict[str, Any], tiles: Any) -> float:
         """Check the first request, which verifies, and the last, which drafts."""
@@ -117,12 +119,12 @@ class MixedCell(Cell):
 
     def choices(self) -> Iterator[MixedTiles]:
         """Try narrow and wide steps, long and short items, and one tile for all requests."""
-        for keys, warps, stages in [(32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 2), (32, 4, 4)]:
+        for keys, warps, stages in [(32, 4, 3), (32, 4, 4), (64, 4, 3), (64, 8, 3), (64, 4, 2)]:
             for split in (1024, 2048, 4096):
                 yield MixedTiles(16, 64, keys, split, None, warps, stages)
-        yield MixedTiles(64, 64, 32, 2048, None, 4, 3)
+        yield MixedTiles(64, 64, 64, 2048, None, 4, 3)
         for programs in (132, 396, 528):
-            yield MixedTiles(16, 64, 32, 2048, programs, 4, 3)
+            yield MixedTiles(16, 64, 64, 2048, programs, 4, 3)
 
     def contiguous(self, given: dict[str, Any]) -> Call:
         """Return the rival: verify and draft attention, one launch after the other, no pages."""

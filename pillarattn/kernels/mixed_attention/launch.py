@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pillarattn.kernels.block_sizes import padded, power_of_two
+from pillarattn.kernels.block_sizes import padded
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles, default_tiles, programs_of
 from pillarattn.kernels.mixed_attention.triton_kernel import combine_kernel, mixed_kernel
-from pillarattn.kernels.mixed_attention.work_list import WorkList, make_work_list
+from pillarattn.kernels.mixed_attention.work_list import WorkList, make_work_list, most_splits
 
 LOG2E = 1.4426950408889634
+# Splits per step of their sum. Fixed, so that more splits (all empty) never change an order.
+BLOCK_SPLITS = 8
 
 
 def mixed_attention(
@@ -32,12 +34,14 @@ def mixed_attention(
     lse: Tensor | None = None,
     tiles: MixedTiles | None = None,
     work: WorkList | None = None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Compute `kernels.mixed_attention`; nothing is read on the host, so a CUDA graph may hold it.
 
     Args:
         tiles: None takes the defaults for the shapes.
         work: the work list, where the caller has made it for all layers; None makes it.
+        slots: `slots_of(indices, ...)`, likewise.
         others: as `kernels.mixed_attention`.
     """
     rows, heads, dim = query.shape
@@ -50,17 +54,18 @@ def mixed_attention(
     counts, row_starts, lengths, tail_start = (
         t.contiguous() for t in (counts, row_starts, lengths, tail_start)
     )
+    most = most_splits(block_table, block_size, tiles)
     if work is None:
         work = make_work_list(
             rows, row_starts=row_starts, lengths=lengths, counts=counts, tail_start=tail_start,
-            group=group, tiles=tiles,
+            group=group, tiles=tiles, most=most,
         )  # fmt: skip
-    # Room for the longest list that the shapes allow: the lengths themselves are on the device.
-    most = max(1, -(-block_table.shape[1] * block_size // tiles.split))
+    if slots is None:
+        slots = slots_of(indices, block_table, block_size)
     part = torch.empty(most, rows, heads, value_dim, dtype=torch.float32, device=query.device)
     part_lse = torch.empty(most, rows, heads, dtype=torch.float32, device=query.device)
-    if indices.stride(2) != 1 and indices.shape[2] > 1:
-        indices = indices.contiguous()
+    if indices.shape[2] > 1:
+        indices, slots = (t if t.stride(2) == 1 else t.contiguous() for t in (indices, slots))
     if block_table.stride(1) != 1 and block_table.shape[1] > 1:
         block_table = block_table.contiguous()
     pairs = len(lengths) * kv_heads
@@ -70,21 +75,32 @@ def mixed_attention(
     }  # fmt: skip
     with torch.cuda.device_of(query):
         mixed_kernel[(programs_of(tiles, query.device),)](
-            query, key_pool, value_pool, row_starts, lengths, block_table, indices, counts,
-            tail_start, sinks, work.starts, work.splits, out, part, part_lse, lse,
+            query, key_pool, value_pool, row_starts, lengths, block_table, indices, slots, counts,
+            tail_start, sinks, work.items, work.starts, work.splits, out, part, part_lse, lse,
             *query.stride()[:2], *key_pool.stride()[:2], *value_pool.stride()[:2],
-            block_table.stride(0), *indices.stride()[:2], *out.stride()[:2],
+            block_table.stride(0), *indices.stride()[:2], *slots.stride()[:2], *out.stride()[:2],
             pairs, kv_heads, rows, scale * LOG2E, 0.0 if softcap is None else softcap,
             0 if window is None else window, tiles.split,
             D=dim, BLOCK=block_size, FEW_M=tiles.few_rows, BLOCK_M=tiles.block_rows,
             BLOCK_N=tiles.block_keys, BLOCK_D=padded(dim), STAGES=tiles.stages,
-            STEPS=power_of_two(pairs).bit_length(), HAS_CAP=softcap is not None,
-            HAS_WINDOW=window is not None, num_warps=tiles.warps, num_stages=tiles.stages,
-            **options,
+            HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
+            num_warps=tiles.warps, num_stages=tiles.stages, **options,
         )  # fmt: skip
         if most > 1:
             combine_kernel[(rows, heads)](
                 part, part_lse, work.owners, work.splits, sinks, out, lse, *out.stride()[:2],
-                rows, kv_heads, num_warps=1, **options,
+                rows, kv_heads, BLOCK_SPLITS=BLOCK_SPLITS, num_warps=2, **options,
             )  # fmt: skip
     return out
+
+
+def slots_of(indices: Tensor, block_table: Tensor, block_size: int) -> Tensor:
+    """Return the slots of logical positions `[B, Hkv, N]` in the pool, int32.
+
+    Undefined entries have undefined slots.
+    """
+    batch, heads, width = indices.shape
+    flat = indices.reshape(batch, heads * width).long()
+    block = (flat // block_size).clamp_(0, block_table.shape[1] - 1)
+    found = block_table.gather(1, block) * block_size + (flat % block_size)
+    return found.to(torch.int32).view(batch, heads, width)

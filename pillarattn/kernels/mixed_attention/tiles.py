@@ -35,11 +35,15 @@ class MixedTiles:
 
 def default_tiles(query: Tensor, key_pool: Tensor, value_pool: Tensor) -> MixedTiles:
     """Return tiles whose steps in flight fit the shared memory of a Hopper GPU."""
+    if query.dtype == torch.float32:
+        # fp32 products run without matrix units: large tiles only take registers.
+        return MixedTiles(block_rows=16, block_keys=16, stages=2)
     widest = max(padded(key_pool.shape[2]), padded(value_pool.shape[2]))
     step = widest * key_pool.element_size() * 2
-    # Two programs share a multiprocessor's 227 KB; queries and sums take their part.
-    for keys, stages in ((64, 3), (64, 2), (32, 2)):
-        if step * keys * stages <= 80 * 1024:
+    # Two programs share a multiprocessor's 227 KB; queries take their part. Fewer stages than
+    # three overlap nothing: the next keys are asked for when the last ones have been used.
+    for keys, stages in ((64, 3), (32, 3)):
+        if step * keys * stages <= 96 * 1024:
             return MixedTiles(block_keys=keys, stages=stages)
     return MixedTiles(block_keys=16, stages=2)
 

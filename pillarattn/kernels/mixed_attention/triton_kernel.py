@@ -7,32 +7,19 @@ import triton.language as tl
 
 
 @triton.jit
-def _owner_of(starts, item, pairs, STEPS: tl.constexpr):
-    """Return the pair whose items hold `item`: the last one that starts at or before it."""
-    low = item * 0
-    high = low + pairs
-    for _ in range(STEPS):
-        middle = (low + high) // 2
-        here = tl.load(starts + middle) <= item
-        low = tl.where(here, middle, low)
-        high = tl.where(here, high, middle)
-    return low
+def _entry_of(slots, table, place, count, tail, last, BLOCK: tl.constexpr):
+    """Return what says where each place of a reading list lies: its slot, or in the tail a block.
 
-
-@triton.jit
-def _locate(indices, table, place, count, tail, last, BLOCK: tl.constexpr):
-    """Return the logical positions and the slots of places of a reading list before `last`."""
-    listed = (place < count) & (place < last)
-    index = tl.load(indices + place, mask=listed, other=0)
-    # Without a selection (count -1) place and position are the same: the tail begins at 0.
-    position = tl.where(place < count, index, tail + place - tl.maximum(count, 0))
-    block = tl.load(table + position // BLOCK, mask=place < last, other=0)
-    return position, block.to(tl.int64) * BLOCK + position % BLOCK
+    Without a selection (count -1) all of the list is its tail, which begins at 0.
+    """
+    position = tail + place - tl.maximum(count, 0)
+    where = tl.where(place < count, slots + place, table + position // BLOCK)
+    return tl.load(where, mask=place < last, other=0)
 
 
 @triton.jit
 def _attend(
-    query, keys, values, indices, table, sinks, out, part, part_lse, lse,
+    query, keys, values, indices, slots, table, sinks, out, part, part_lse, lse,
     stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
     first_row, rows, length, count, tail, head, block, split, splits, all_rows,
     scale_log2, softcap, window, split_places,
@@ -55,6 +42,7 @@ def _attend(
         count < 0, tl.minimum(highest + 1, length), count + tl.maximum(length - tail, 0)
     )
     last = tl.minimum(total, first + split_places)
+    newest = tl.where(count < 0, own, total)
     if HAS_WINDOW:
         # Only where places are positions; steps start at multiples of their size.
         oldest = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
@@ -73,14 +61,14 @@ def _attend(
     weight = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     steps = tl.arange(0, BLOCK_N)
-    # Slots are looked up one step ahead: keys that wait for their slots cannot be queued.
-    ahead, slot_ahead = _locate(indices, table, first + steps, count, tail, last, BLOCK)
+    # Looked up one step ahead, by one load: keys that wait for a chain of loads are not queued.
+    entry = _entry_of(slots, table, first + steps, count, tail, last, BLOCK)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
-        position, slot = ahead, slot_ahead
-        inside = start + steps < last
-        ahead, slot_ahead = _locate(
-            indices, table, start + BLOCK_N + steps, count, tail, last, BLOCK
-        )
+        place = start + steps
+        inside = place < last
+        position = tail + place - tl.maximum(count, 0)
+        slot = tl.where(place < count, entry, entry * BLOCK + position % BLOCK).to(tl.int64)
+        entry = _entry_of(slots, table, place + BLOCK_N, count, tail, last, BLOCK)
         if BLOCK_D == D:
             k = tl.load(
                 keys + slot[:, None] * stride_ks + columns[None, :],
@@ -112,8 +100,11 @@ def _attend(
             logits = softcap * 1.4426950408889634 * (1.0 - 2.0 / (1.0 + raised))
         else:
             logits = logits * scale_log2
-        visible = (position[None, :] <= own[:, None]) & inside[None, :]
+        # A draft sees all of its list; of other rows places are positions.
+        visible = (place[None, :] <= newest[:, None]) & inside[None, :]
         if HAS_WINDOW:
+            listed = tl.load(indices + place, mask=(place < count) & inside, other=0)
+            position = tl.where(place < count, listed, position)
             visible = visible & (position[None, :] > own[:, None] - window)
         logits = tl.where(visible, logits, -float("inf"))
         peak = tl.maximum(best, tl.max(logits, 1))
@@ -160,21 +151,19 @@ def _attend(
 
 @triton.jit
 def mixed_kernel(
-    query, key_pool, value_pool, row_starts, lengths, block_table, indices, counts, tail_start,
-    sinks, starts, splits, out, part, part_lse, lse,
+    query, key_pool, value_pool, row_starts, lengths, block_table, indices, slots, counts,
+    tail_start, sinks, items, starts, splits, out, part, part_lse, lse,
     stride_qt, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_tb, stride_ib,
-    stride_ih, stride_ot, stride_oh,
+    stride_ih, stride_lb, stride_lh, stride_ot, stride_oh,
     pairs, kv_heads, all_rows, scale_log2, softcap, window, split_places,
     G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK: tl.constexpr, FEW_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, STAGES: tl.constexpr, STEPS: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_LSE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, STAGES: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_LSE: tl.constexpr,
 ):  # fmt: skip
     """Walk the items of the work list, every program its share."""
-    items = tl.load(starts + pairs)
-    for item in range(tl.program_id(0), items, tl.num_programs(0)):
-        pair = _owner_of(starts, item, pairs, STEPS)
+    for item in range(tl.program_id(0), tl.load(starts + pairs), tl.num_programs(0)):
+        pair = tl.load(items + item)
         b = (pair // kv_heads).to(tl.int64)
         head = pair % kv_heads
         first_row = tl.load(row_starts + b).to(tl.int32)
@@ -192,10 +181,11 @@ def mixed_kernel(
         keys = key_pool + head.to(tl.int64) * stride_kh
         values = value_pool + head.to(tl.int64) * stride_vh
         chosen = indices + b * stride_ib + head.to(tl.int64) * stride_ih
+        listed = slots + b * stride_lb + head.to(tl.int64) * stride_lh
         table = block_table + b * stride_tb
         if few:
             _attend(
-                query, keys, values, chosen, table, sinks, out, part, part_lse, lse,
+                query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
                 stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
                 first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
                 scale_log2, softcap, window, split_places,
@@ -204,7 +194,7 @@ def mixed_kernel(
             )  # fmt: skip
         else:
             _attend(
-                query, keys, values, chosen, table, sinks, out, part, part_lse, lse,
+                query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
                 stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
                 first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
                 scale_log2, softcap, window, split_places,
@@ -217,7 +207,7 @@ def mixed_kernel(
 def combine_kernel(
     part, part_lse, owners, splits, sinks, out, lse, stride_ot, stride_oh, all_rows, kv_heads,
     G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
 ):  # fmt: skip
     """Weigh the splits of one row and head by their log-sum-exps, in their order."""
     row = tl.program_id(0).to(tl.int64)
@@ -227,12 +217,18 @@ def combine_kernel(
     count = tl.load(splits + owner * kv_heads + head // G, mask=known, other=0)
     if count > 1:
         columns = tl.arange(0, BLOCK_DV)
+        steps = tl.arange(0, BLOCK_SPLITS)
         place = row * HEADS + head
         # A launch argument of 1 is a constant without a type: the sum has that of `row`.
-        step = (row * 0 + all_rows) * HEADS
-        best = tl.load(part_lse + place)
-        for split in range(1, count):
-            best = tl.maximum(best, tl.load(part_lse + place + split * step))
+        stride = (row * 0 + all_rows) * HEADS
+        best = -float("inf")
+        for first in range(0, count, BLOCK_SPLITS):
+            one = tl.load(
+                part_lse + place + (first + steps) * stride,
+                mask=first + steps < count,
+                other=-float("inf"),
+            )
+            best = tl.maximum(best, tl.max(one, 0))
         seen = best > -float("inf")
         peak = tl.where(seen, best, 0.0)
         total = peak * 0.0
@@ -241,14 +237,15 @@ def combine_kernel(
             peak = tl.where(seen, tl.maximum(best, extra), 0.0)
             total = tl.where(seen, tl.exp2(extra - peak), 0.0)
         acc = tl.zeros([BLOCK_DV], tl.float32)
-        for split in range(0, count):
-            one = tl.load(part_lse + place + split * step)
+        for first in range(0, count, BLOCK_SPLITS):
+            here = place + (first + steps) * stride
+            one = tl.load(part_lse + here, mask=first + steps < count, other=-float("inf"))
             share = tl.exp2(one - peak)
             # An empty split writes no output: nothing of it may be read.
-            used = columns < tl.where(one > -float("inf"), DV, 0)
-            found = tl.load(part + (place + split * step) * DV + columns, mask=used, other=0.0)
-            acc += found * share
-            total += share
+            used = (one > -float("inf"))[:, None] & (columns < DV)[None, :]
+            found = tl.load(part + here[:, None] * DV + columns[None, :], mask=used, other=0.0)
+            acc += tl.sum(found * share[:, None], 0)
+            total += tl.sum(share, 0)
         acc = acc / tl.where(seen, total, 1.0)
         tl.store(
             out + row * stride_ot + head * stride_oh + columns,

@@ -15,14 +15,24 @@ class WorkList:
     """Items, ordered by request, KV head, split and block of rows; nothing of it is on the host.
 
     Attributes:
+        items: int32, the pair of each item; as many as the shapes allow, undefined past the last.
         starts: `[B * Hkv + 1]` int32, each pair's first item; the last is their number.
         splits: `[B * Hkv]` int32, splits of each pair's reading list, 1 at least.
         owners: `[T]` int32, the request of each packed row; -1 past the last one.
     """
 
+    items: Tensor
     starts: Tensor
     splits: Tensor
     owners: Tensor
+
+
+def most_splits(table: Tensor, block_size: int, tiles: MixedTiles) -> int:
+    """Return the splits of the longest list that a block table `[B, P]` allows.
+
+    The lengths themselves are on the device. A selection of all keys and its tail is no longer.
+    """
+    return max(1, -(-table.shape[1] * block_size // tiles.split))
 
 
 def make_work_list(
@@ -34,25 +44,37 @@ def make_work_list(
     tail_start: Tensor,
     group: int,
     tiles: MixedTiles,
+    most: int,
 ) -> WorkList:
     """Divide the reading lists into items of `tiles.split` places; no wait for the device.
 
     Args:
         rows: T, packed rows.
+        counts: as `kernels.mixed_attention`; or, for a list that several layers share, the most
+            that any of them has: of a shorter list the last items are empty.
         group: query heads of a KV head.
+        most: `most_splits` of the block table.
         others: as `kernels.mixed_attention`.
     """
+    batch, kv_heads = counts.shape
     owned = row_starts.diff().unsqueeze(-1)
     whole, tail = lengths.unsqueeze(-1), (lengths - tail_start).clamp_min(0).unsqueeze(-1)
     places = torch.where(counts < 0, whole, counts + tail)
-    splits = (-(-places // tiles.split)).clamp_min(1)
+    splits = (-(-places // tiles.split)).clamp(1, most)
     packed = owned * group
     blocks = torch.where(
         packed <= tiles.few_rows, packed.clamp_max(1), -(-packed // tiles.block_rows)
     )
-    items = (splits * blocks).flatten()
-    starts = torch.nn.functional.pad(items.cumsum(0), (1, 0)).to(torch.int32)
+    ends = (splits * blocks).flatten().cumsum(0)
+    room = kv_heads * most * (batch + rows * group // tiles.block_rows)
+    numbers = torch.arange(room, device=lengths.device)
+    items = torch.searchsorted(ends, numbers, right=True, out_int32=True)
     line = torch.arange(rows, device=lengths.device, dtype=row_starts.dtype)
     owners = torch.searchsorted(row_starts, line, right=True) - 1
     owners = owners.masked_fill(line >= row_starts[-1], -1)
-    return WorkList(starts, splits.flatten().to(torch.int32), owners.to(torch.int32))
+    return WorkList(
+        items,
+        torch.nn.functional.pad(ends, (1, 0)).to(torch.int32),
+        splits.flatten().to(torch.int32),
+        owners.to(torch.int32),
+    )

@@ -115,6 +115,33 @@ def test_a_request_does_not_depend_on_the_others(triton_device) -> None:
         assert torch.equal(got, together[rows])
 
 
+def test_layers_share_a_work_list(triton_device) -> None:
+    """Made for the longest selection of any layer; a layer with fewer keys has empty items."""
+    from pillarattn.kernels.mixed_attention.launch import mixed_attention as launch
+    from pillarattn.kernels.mixed_attention.launch import slots_of
+    from pillarattn.kernels.mixed_attention.work_list import make_work_list, most_splits
+
+    case = make([Part(150, keep=100), Part(70, rows=3), Part(40, keep=9)], device=triton_device)
+    named = {n: case[n] for n in ("row_starts", "lengths", "counts", "tail_start")}
+    most = most_splits(case["block_table"], case["block_size"], TINY)
+    work = make_work_list(len(case["query"]), **named, group=3, tiles=TINY, most=most)
+    # What lies past a selection's end is undefined, its slots too.
+    fewer = case["counts"].where(case["counts"] < 0, case["counts"] // 5)
+    line = torch.arange(case["indices"].shape[2], device=triton_device)
+    other = {
+        **case,
+        "counts": fewer,
+        "indices": case["indices"].where(line < fewer[..., None], 2**30).int(),
+    }
+    slots = slots_of(other["indices"], case["block_table"], case["block_size"])
+    exact, ends = truth(other, torch.float64)
+    settings = {"scale": 0.25, "window": None, "softcap": None, "sinks": None}
+    lse = torch.full(case["query"].shape[:2], float("nan"), device=triton_device)
+    out = launch(**other, **settings, lse=lse, tiles=TINY, work=work, slots=slots)
+    assert (out.double() - exact).abs().max() < 2e-6
+    torch.testing.assert_close(lse.double(), ends, rtol=1e-6, atol=2e-6)
+
+
 def test_it_is_draft_attention_and_verify_attention() -> None:
     case = make([Part(40, keep=9), Part(40, rows=5)], block=64)
     # One block a request: the pool is a cache of two rows.
