@@ -45,6 +45,8 @@ class PillarConfig:
             sampling, gumbel with a `seed`, else rejection.
         seed: key of the sampling noise; None draws from torch's global generator.
         kernels: "reference" (PyTorch), "triton", or "auto" (Triton where it exists and can run).
+        cuda_graphs: whether `generate` records draft and verify passes as CUDA graphs and replays
+            them, where the model allows it; the output is the same, and on a CPU nothing changes.
         parity: "reference" scores and selects exactly as the paper's code does (row limit too);
             "default" keeps every accepted row in fp32 and starts from the prompt's last rows.
 
@@ -68,6 +70,7 @@ class PillarConfig:
     acceptance: str = "auto"
     seed: int | None = None
     kernels: str = "auto"
+    cuda_graphs: bool = True
     parity: str = "default"
 
     def __post_init__(self) -> None:
@@ -85,6 +88,8 @@ class PillarConfig:
             )
         if self.seed is not None:
             _check_int("seed", self.seed, minimum=0)
+        if not isinstance(self.cuda_graphs, bool):
+            raise ValueError(f"cuda_graphs must be True or False, got {self.cuda_graphs!r}")
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_choice("kernels", self.kernels, KERNEL_CHOICES)
         _check_choice("parity", self.parity, PARITY_CHOICES)

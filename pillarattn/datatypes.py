@@ -41,10 +41,18 @@ class RowLengths:
 
     __slots__ = ("_next", "device", "host", "tensor")
 
-    def __init__(self, lengths: list[int] | tuple[int, ...], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        lengths: list[int] | tuple[int, ...],
+        device: torch.device | str,
+        *,
+        tensor: Tensor | None = None,
+    ) -> None:
         self.host: tuple[int, ...] = tuple(int(n) for n in lengths)
         self.device = torch.device(device)
-        self.tensor: Tensor = torch.tensor(self.host, dtype=torch.int64, device=self.device)
+        if tensor is None:
+            tensor = torch.tensor(self.host, dtype=torch.int64, device=self.device)
+        self.tensor: Tensor = tensor
         self._next: dict[int, RowLengths] = {}
 
     @property
@@ -65,7 +73,10 @@ class RowLengths:
     def plus(self, tokens: int) -> RowLengths:
         """Lengths after `tokens` more tokens in every row; the layers of a forward share them."""
         if tokens not in self._next:
-            self._next[tokens] = RowLengths([n + tokens for n in self.host], self.device)
+            # Computed where they are: a copy from the host would wait for the device.
+            self._next[tokens] = type(self)(
+                [n + tokens for n in self.host], self.device, tensor=self.tensor + tokens
+            )
         return self._next[tokens]
 
     def __repr__(self) -> str:
@@ -73,6 +84,24 @@ class RowLengths:
 
     def __reduce__(self) -> tuple[type[RowLengths], tuple[tuple[int, ...], str]]:
         return RowLengths, (self.host, str(self.device))
+
+
+class LiveLengths(RowLengths):
+    """Lengths that only the device knows, of which the host has an upper bound.
+
+    A pass that is replayed on other lengths than it was recorded with reads them from `tensor`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def is_uniform(self) -> bool:
+        """False: nothing may follow from the bound."""
+        return False
+
+    def forget_later(self) -> None:
+        """Compute lengths after more tokens anew: `tensor` was written to."""
+        self._next.clear()
 
 
 @dataclass

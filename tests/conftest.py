@@ -147,3 +147,28 @@ def _build_tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
             config, dtype=torch.float32, attn_implementation=attention
         )
     return model.eval()
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replay passes without a GPU: over the memory of a recording, by its own Python code.
+
+    Everything but the graph itself is then what runs on a GPU: fixed shapes, lengths that only
+    tensors know, selections in wider memory. Returns the `CapturedPasses` made, one a generation.
+    """
+    from pillarattn.patch import build_target
+    from pillarattn.patch.captured_passes import CapturedPasses
+
+    made: list[Any] = []
+
+    class Rehearsal(CapturedPasses):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+        def _record(self, recording: Any) -> Callable[[], None]:
+            return lambda: self._play(recording)
+
+    monkeypatch.setattr(build_target, "CapturedPasses", Rehearsal)
+    monkeypatch.setattr(build_target, "obstacle", lambda model, cache: None)
+    return made

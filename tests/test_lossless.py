@@ -107,6 +107,22 @@ def test_every_strategy_at_every_k_on_one_family(world, strategy, name, k):
     assert pillar.stats.accepted > 0
 
 
+@pytest.mark.parametrize(("strategy", "family", "name", "k"), CELLS[1::3])
+def test_recorded_passes_give_plain_decodings_output(rehearsed, world, strategy, family, name, k):
+    """What CUDA graphs replay, without the graph: fixed shapes, lengths on the device alone."""
+    patched, outputs = world(family)
+    pillar = pillarattn.SelfSpeculativeGenerator(k=k, strategy=strategy, **SPARSE)
+    assert decode(patched, name, pillar) == outputs[name]
+    (passes,) = rehearsed
+    assert passes.reason is None
+    at_steps = STRATEGIES.get(strategy).refresh == "step"
+    assert passes.replayed > (0 if at_steps else 2)
+    eager = pillarattn.SelfSpeculativeGenerator(k=k, strategy=strategy, **SPARSE, cuda_graphs=False)
+    decode(patched, name, eager)
+    assert pillar.stats.accepted_per_round == eager.stats.accepted_per_round
+    assert len(rehearsed) == 1
+
+
 # Every strategy meets a third of the families in the engine, another third each.
 @pytest.mark.parametrize(("strategy", "family", "name", "k"), CELLS[::3])
 def test_the_engines_output_is_plain_decodings(world, strategy, family, name, k):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,9 @@ class History:
         self.ids[:, :length] = prompt
         self.prompt_length = length
         self.lengths = [length] * batch
+        # What was committed after the prompt, so that nobody has to ask the device.
+        self._new: list[list[int]] = [[] for _ in range(batch)]
+        self._ends: tuple[list[int], Tensor] | None = None
 
     @property
     def batch(self) -> int:
@@ -36,10 +41,26 @@ class History:
         if missing > 0:
             self.ids = torch.cat([self.ids, self.ids.new_zeros(self.batch, missing)], dim=1)
 
+    def ends(self) -> Tensor:
+        """Return the lengths on the device, `[B]` int64."""
+        if self._ends is None or self._ends[0] != self.lengths:
+            self._ends = list(self.lengths), torch.tensor(self.lengths, device=self.ids.device)
+        return self._ends[1]
+
     def last_tokens(self) -> Tensor:
         """Return the newest committed token of each row, `[B, 1]`."""
-        last = torch.tensor(self.lengths, device=self.ids.device) - 1
-        return self.ids.gather(1, last.unsqueeze(1))
+        return self.ids.gather(1, (self.ends() - 1).unsqueeze(1))
+
+    def token(self, row: int, length: int) -> int:
+        """Return the last of a row's first `length` tokens, which was committed after the prompt.
+
+        Raises:
+            IndexError: it was not.
+        """
+        place = length - 1 - self.prompt_length
+        if place < 0:
+            raise IndexError(f"token {length} of row {row} belongs to the prompt")
+        return self._new[row][place]
 
     def at_positions(self, lengths: RowLengths) -> Tensor:
         """Return the token at each position of a cache, `[B, longest + 1]`; -1 where unknown.
@@ -48,22 +69,34 @@ class History:
             lengths: of a cache that holds all but the newest token of each row; what comes before
                 the text (padding that it left out, a prompt of embeddings) is unknown.
         """
-        ends = torch.tensor(self.lengths, device=self.ids.device) - 1 - lengths.tensor
+        ends = self.ends() - 1 - lengths.tensor
         place = ends.unsqueeze(-1) + torch.arange(lengths.max + 1, device=self.ids.device)
         known = (place >= 0) & (place < self.ids.shape[1])
         return self.ids.gather(1, place * known).masked_fill(~known, -1)
 
     def sketch(self, offset: int, tokens: Tensor) -> None:
         """Write `tokens` `[B]` at `offset` past each row's end, without committing them."""
-        place = torch.tensor(self.lengths, device=self.ids.device) + offset
-        self.ids.scatter_(1, place.unsqueeze(1), tokens.unsqueeze(1))
+        self.ids.scatter_(1, (self.ends() + offset).unsqueeze(1), tokens.unsqueeze(1))
 
     def commit(self, row: int, tokens: list[int]) -> None:
         """Append `tokens` to a row."""
-        end = self.lengths[row] + len(tokens)
-        self.ids[row, self.lengths[row] : end] = torch.tensor(tokens, device=self.ids.device)
-        self.lengths[row] = end
+        self.commit_rows({row: tokens})
+
+    def commit_rows(self, chosen: Mapping[int, list[int]]) -> None:
+        """Append to each row the tokens that it chose; one transfer serves all of them."""
+        written = [
+            (row, self.lengths[row] + i, token)
+            for row, tokens in chosen.items()
+            for i, token in enumerate(tokens)
+        ]
+        if written:
+            rows, places, values = torch.tensor(written, device=self.ids.device).unbind(1)
+            self.ids[rows, places] = values
+        for row, tokens in chosen.items():
+            self._new[row].extend(tokens)
+            self.lengths[row] += len(tokens)
 
     def truncate(self, row: int, length: int) -> None:
         """Forget a row's tokens from `length` on."""
         self.lengths[row] = min(self.lengths[row], length)
+        del self._new[row][max(length - self.prompt_length, 0) :]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from pillarattn.datatypes import Selection
 from pillarattn.modules.cache import ContiguousCache
 
 
 def keys_attended(
-    cache: ContiguousCache, selections: dict[int, Selection], passes: list[list[int]]
+    cache: ContiguousCache,
+    bases: list[int],
+    selections: dict[int, Selection],
+    passes: list[list[int]],
 ) -> list[tuple[float, float]]:
     """Return, by row, the keys that draft passes attended and that full attention would.
 
@@ -17,20 +21,21 @@ def keys_attended(
     last one that counts, since keys are read once for all of them.
 
     Args:
-        cache: at the length that the round began with.
+        cache: whose layers say how far they look back.
+        bases: tokens of each row where the round began.
         selections: the keys that drafts read, by layer; the other layers read all they see.
         passes: see `Draft.passes`.
     """
     if not passes:
-        return [(0.0, 0.0)] * len(cache.lengths.host)
+        return [(0.0, 0.0)] * len(bases)
     windows = {i: layer.window for i, layer in enumerate(cache.layers) if layer.lengths is not None}
     chosen: dict[int, list[float]] = {}
     if selections:
-        # One transfer from the device for all layers, at the end of the drafts.
-        means = torch.stack([s.counts.float().mean(dim=1) for s in selections.values()])
+        # One transfer from the device for all layers.
+        means = _mean_counts(list(selections.values()))
         chosen = dict(zip(selections, means.tolist(), strict=True))
     attended = []
-    for row, base in enumerate(cache.lengths.host):
+    for row, base in enumerate(bases):
         read = full = 0.0
         for layer, window in windows.items():
             for ends in passes:
@@ -41,3 +46,11 @@ def keys_attended(
                 full += visible / len(windows)
         attended.append((read, full))
     return attended
+
+
+def _mean_counts(selections: list[Selection]) -> Tensor:
+    """Return the mean over KV heads of each selection's counts, `[len(selections), B]`."""
+    counts = [s.counts for s in selections]
+    if len({c.shape for c in counts}) == 1:
+        return torch.cat(counts).float().mean(dim=1).view(len(counts), -1)
+    return torch.stack([c.float().mean(dim=1) for c in counts])

@@ -117,8 +117,8 @@ class DecodingRun:
         before = list(self.history.lengths)
         tokens = verdict.next_tokens.tolist()
         self._check_possible([row for row, token in enumerate(tokens) if token < 0])
-        for row, token in enumerate(tokens):
-            self.history.commit(row, [token])
+        self.history.commit_rows({row: [token] for row, token in enumerate(tokens)})
+        for row in range(len(tokens)):
             self.recorder.keep(row, logits[row : row + 1], raw[row : row + 1])
         self.outcome.update(before)
         self._finish_round(before, self.target.cache.lengths)
@@ -142,7 +142,7 @@ class DecodingRun:
         room = max(self.outcome.max_length - self.history.lengths[row] for row in active)
         k = max(0, min(self.k if self.pace is None else self.pace.k, room - 1))
         self.asked = k
-        self._keys = [(0.0, 0.0)] * self.history.batch
+        self._read: dict[int, Selection] = {}
         k = min(k, self.draft_length.choose(k)) if k else 0
         if k == 0:
             return Draft(self.history.ids.new_empty(self.history.batch, 0))
@@ -160,7 +160,7 @@ class DecodingRun:
                     length=self.draft_length, vocabulary=self.vocabulary,
                 )
             )  # fmt: skip
-        self._keys = keys_attended(self.target.cache, step.selections, draft.passes)
+        self._read = step.selections
         return draft
 
     def verify(self, draft: Draft) -> tuple[Verdict, Tensor, Tensor, ScoreBuffer]:
@@ -209,6 +209,8 @@ class DecodingRun:
         counted = [outcome.stopped_at[row] is None for row in range(history.batch)]
         self._commit(chosen, scores, raw)
         base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
+        # Counted here, where the verdict has been waited for already.
+        keys = keys_attended(self.target.cache, base, self._read, draft.passes)
         drafted, steps = draft.proposed(), len(draft.passes)
         self._finish_round(before, RowLengths(base, history.ids.device))
         self._check_possible(stuck)
@@ -222,7 +224,7 @@ class DecodingRun:
                 kept[row],
                 emitted,
                 steps,
-                *self._keys[row],
+                *keys[row],
             )
             for row, emitted in enumerate(self.emitted)
             if counted[row]
@@ -231,7 +233,8 @@ class DecodingRun:
         for policy in (self.draft_length, self.draft_share):
             policy.observe([drafted[r] for r in seen], [kept[r] for r in seen])
         if self.pace is not None:
-            self.pace.finish_round(self.asked, max(base), [kept[r] for r in seen])
+            settled = getattr(self.target, "take_settled", lambda: True)()
+            self.pace.finish_round(self.asked, max(base), [kept[r] for r in seen], settled=settled)
 
     def select(self, buffer: ScoreBuffer) -> None:
         """Choose the keys of the next round from what the verify pass saw, if it is to draft."""
@@ -301,10 +304,10 @@ class DecodingRun:
         step = 1 if together else max(width, 1)
         for at in range(0, max(width, 1), step):
             before, running = list(history.lengths), outcome.stopped_at.count(None)
-            for row, tokens in chosen.items():
-                part = tokens[at : at + step]
-                history.commit(row, part)
-                if self.recorder.is_on:
+            parts = {row: tokens[at : at + step] for row, tokens in chosen.items()}
+            history.commit_rows(parts)
+            if self.recorder.is_on:
+                for row, part in parts.items():
                     place = slice(at, at + len(part))
                     self.recorder.keep(row, scores[row, place], raw[row, place])
             outcome.update(before)

@@ -22,6 +22,8 @@ class Target(Protocol):
 
     A target whose cache is keys and values alone says so with an attribute `cuts = True`: its
     `roll_back` may then stop at any length of each row, and not only at those of the last `keep`.
+    One whose first passes are slower than later ones has a method `take_settled`, which returns
+    whether all passes since its last call ran as they will from now on: a gate learns from these.
     """
 
     lockstep: bool

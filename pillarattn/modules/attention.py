@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, cat, nn
 
-from pillarattn.datatypes import Phase, RowLengths
+from pillarattn.datatypes import LiveLengths, Phase, RowLengths
 from pillarattn.kernels import draft_attention, verify_attention
 from pillarattn.kernels.workspace import Workspace
 from pillarattn.modules.cache.contiguous import ContiguousLayer
@@ -148,12 +148,13 @@ class PillarAttention(nn.Module):
     ) -> bool:
         """Whether one copy of the selected keys serves all steps of a round.
 
-        Not for a kernel that gathers by itself, for keys that each pass makes anew, or where a
-        window moves over the selection.
+        Not for a kernel that gathers by itself, for keys that each pass makes anew, where a window
+        moves over the selection, or where the host does not know the lengths.
         """
         return (
             self.kernels != "triton"
             and not keys.is_cuda
+            and not isinstance(layer.lengths, LiveLengths)
             and options.window is None
             and layer.holds_attended_keys
             and layer.key_buffer is not None

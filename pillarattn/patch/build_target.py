@@ -12,6 +12,7 @@ from pillarattn.errors import UnsupportedOptionError
 from pillarattn.kernels.dispatch import choose
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.captured_passes import CapturedPasses, obstacle
 from pillarattn.patch.compat import Cache, PreTrainedModel, cache_keyword
 from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.options import check_prompt
@@ -33,6 +34,7 @@ class Call:
         kernels: "auto", "reference" or "triton".
         scratch: tokens that a round may write past the length limit.
         returns_cache: whether the caller will look at the cache.
+        cuda_graphs: whether passes may be recorded and replayed.
     """
 
     model: PreTrainedModel
@@ -42,6 +44,7 @@ class Call:
     kernels: str
     scratch: int
     returns_cache: bool
+    cuda_graphs: bool = True
 
 
 def build_target(call: Call, *, sparse: bool, lockstep: bool) -> HFTarget | ForeignTarget:
@@ -81,7 +84,7 @@ def _sparse_target(call: Call) -> HFTarget:
             input_ids, past=past, generation_config=generation_config, kwargs=model_kwargs
         )
         import_static(cache, given, rows=input_ids.shape[0], needed=needed)
-    return HFTarget(
+    target = HFTarget(
         model,
         input_ids,
         generation_config=generation_config,
@@ -90,6 +93,10 @@ def _sparse_target(call: Call) -> HFTarget:
         # States cannot be cut to where a shorter row ended, and a returned cache must be.
         lockstep=call.returns_cache and bool(cache.state_layers),
     )
+    if call.cuda_graphs and obstacle(model, cache) is None:
+        proven = model.pillarattn_record.proven_passes
+        target.capture(lambda forward: CapturedPasses(forward, cache, proven))
+    return target
 
 
 def _foreign_target(call: Call) -> ForeignTarget:

@@ -120,6 +120,7 @@ def decode(
         kernels=kernels if own == "auto" else own,
         scratch=generator.most_drafts + 1 + drafter.scratch,
         returns_cache=wants_dict or is_users,
+        cuda_graphs=generator.config.cuda_graphs,
     )
     target = build_target(call, sparse=sparse, lockstep=lockstep)
     dead_ends = DeadEnds()

@@ -36,6 +36,7 @@ class PatchRecord:
         pads_foreign: whether prompts with padding need the model's own attention and cache.
         padding_reason: why prompts with padding are refused, or None.
         stores_latents: whether the cache holds what keys are made of, and not keys.
+        proven_passes: kinds of recorded passes that were found equal to eager ones.
     """
 
     configs: list[tuple[Any, Any]]
@@ -49,6 +50,7 @@ class PatchRecord:
     padding_reason: str | None = None
     stores_latents: bool = False
     own_code: EagerSwitch = field(default_factory=EagerSwitch)
+    proven_passes: set[Any] = field(default_factory=set)
     users: int = 0
     originals: list[str] = field(default_factory=list)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -49,12 +50,21 @@ class CriteriaRule:
         self._recorder = recorder
         self._prompt_length = prompt_length
         self._dead_ends = dead_ends
+        # What a length and the last token tell is told on the host, without waiting for the device.
+        self._ends, self._limit, self._others = _known_ends(self._own)
 
     def finished(self, history: History, rows: list[int], length: int) -> list[bool]:
         """Ask the row-wise criteria about `rows` at `length` tokens."""
-        index = torch.tensor(rows, device=history.ids.device)
-        verdict = self._own(history.ids[index, :length], None)
-        return torch.as_tensor(verdict).expand(len(rows)).tolist()
+        if length >= self._limit:
+            verdict = [True] * len(rows)
+        else:
+            verdict = [history.token(row, length) in self._ends for row in rows]
+        if len(self._others):
+            index = torch.tensor(rows, device=history.ids.device)
+            found = self._others(history.ids[index, :length], None)
+            others = torch.as_tensor(found).expand(len(rows)).tolist()
+            verdict = [one or other for one, other in zip(verdict, others, strict=True)]
+        return verdict
 
     def finished_together(self, history: History, length: int) -> list[bool] | None:
         """Ask the other criteria about all rows at `length` tokens, which are final in each."""
@@ -65,3 +75,25 @@ class CriteriaRule:
         scores = self._recorder.scores_so_far(length - self._prompt_length)
         verdict = self._shared(history.ids[:, :length], scores)
         return torch.as_tensor(verdict).expand(history.batch).tolist()
+
+
+def _known_ends(criteria: Any) -> tuple[frozenset[int], float, Any]:
+    """Return the end tokens, the length limit, and the criteria that ask for more than these.
+
+    A limit past the model's position table stays with the others: it warns.
+    """
+    ends: set[int] = set()
+    limit, others = math.inf, StoppingCriteriaList()
+    for one in criteria:
+        if type(one) is EosTokenCriteria:
+            ends |= set(torch.as_tensor(one.eos_token_id).reshape(-1).tolist())
+        elif type(one) is MaxLengthCriteria and not _warns(one):
+            limit = min(limit, one.max_length)
+        else:
+            others.append(one)
+    return frozenset(ends), limit, others
+
+
+def _warns(one: MaxLengthCriteria) -> bool:
+    table = one.max_position_embeddings
+    return table is not None and one.max_length > table

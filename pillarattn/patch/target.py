@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from pillarattn.kernels.workspace import Workspace
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.captured_passes import CapturedPasses, Forward
 from pillarattn.patch.compat import PreTrainedModel, cache_keyword
 from pillarattn.patch.current_pass import current_cache
 from pillarattn.patch.draft_weights import DraftWeights
@@ -66,6 +67,7 @@ class HFTarget:
         self._tap: HiddenTap | None = None
         self._hidden: HiddenStates | None = None
         self._draft_weights: DraftWeights | None = None
+        self._captured: CapturedPasses | None = None
         # What an earlier turn left, so that a failed run can leave it too.
         self._earlier = cache.lengths if cache.used_layers else None
         self._earlier_states = Snapshot(cache.state_layers, STATES) if self._earlier else None
@@ -101,9 +103,23 @@ class HFTarget:
             self._tap.close()
         self._tap = HiddenTap(self.model, layers)
 
+    def capture(self, make: Callable[[Forward], CapturedPasses]) -> None:
+        """Replay blocks by what `make` makes of an eager pass, from now on; `close` ends it."""
+        self._captured = make(self._forward)
+
+    def take_settled(self) -> bool:
+        """Return whether all passes since the last call ran as they will from now on."""
+        if self._captured is None or self._captured.reason is not None:
+            return True
+        settled, self._captured.settled = self._captured.settled, True
+        return settled
+
     def close(self) -> None:
         """Take away what `watch` and `draft_with` put into the model, and memory of the run."""
         self._use_workspace(None)
+        if self._captured is not None:
+            self._captured.close()
+            self._captured = None
         if self._tap is not None:
             self._tap.close()
             self._tap = None
@@ -224,12 +240,24 @@ class HFTarget:
         )
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = width
+        # Positions that the model counts by itself would be recorded with the first pass, and a
+        # head that watches hidden states hears of none that is replayed.
+        if self._captured is not None and "position_ids" in inputs and self._tap is None:
+            logits = self._captured.run(inputs, step, width=width)
+            if logits is not None:
+                self._check_layers(step)
+                return logits
         step.visited.clear()
+        logits = self._forward(inputs, step, width)
+        self._check_layers(step)
+        return logits.to(copy=True, dtype=torch.float32, device=tokens.device)
+
+    def _forward(self, inputs: dict[str, Any], step: StepState, width: int) -> Tensor:
+        """Run the model eagerly and return the logits of the last `width` tokens, `[B, Q, V]`."""
         with self._pass(step):
             outputs = self.model(**inputs, return_dict=True)
-        self._check_layers(step)
-        logits = outputs.logits[:, -width:]
-        return logits.to(copy=True, dtype=torch.float32, device=tokens.device)
+        logits: Tensor = outputs.logits[:, -width:]
+        return logits
 
     def _use_workspace(self, workspace: Workspace | None) -> None:
         if isinstance(self.cache.attention, PillarAttention):

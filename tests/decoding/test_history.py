@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from pillarattn.decoding.history import History
@@ -47,3 +48,17 @@ def test_commit_overwrites_sketches_and_truncate_only_shortens():
     history.truncate(1, 8)
     assert history.lengths == [4, 3]
     assert history.last_tokens().tolist() == [[10], [6]]
+
+
+def test_rows_are_committed_together_and_read_back_on_the_host():
+    history = history_of()
+    history.commit_rows({0: [7, 8, 9], 1: [6]})
+    assert history.ids[:, 3:7].tolist() == [[7, 8, 9, 77], [6, 77, 77, 77]]
+    assert history.ends().tolist() == [6, 4]
+    assert [history.token(0, n) for n in (4, 5, 6)] == [7, 8, 9]
+    history.truncate(0, 4)
+    history.commit_rows({0: [5], 1: []})
+    assert history.ends().tolist() == [5, 4]
+    assert (history.token(0, 4), history.token(0, 5), history.token(1, 4)) == (7, 5, 6)
+    with pytest.raises(IndexError, match="belongs to the prompt"):
+        history.token(0, 3)

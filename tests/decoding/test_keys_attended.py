@@ -25,19 +25,20 @@ def selection(counts):
 
 
 def test_no_pass_reads_nothing():
-    assert keys_attended(cache_of([5, 3], [None]), {}, []) == [(0.0, 0.0)] * 2
+    assert keys_attended(cache_of([5, 3], [None]), [5, 3], {}, []) == [(0.0, 0.0)] * 2
 
 
 def test_selected_keys_and_what_was_written_since():
     cache = cache_of([20, 10], [None, 6])
     counts = selection([[4, 6], [3, 3]])
     # Row 0: passes end 1 and 3 tokens on; row 1: 2 and 2.
-    read = keys_attended(cache, {0: counts}, [[1, 2], [3, 2]])
+    read = keys_attended(cache, [20, 10], {0: counts}, [[1, 2], [3, 2]])
     # The windowed layer reads 6 in every pass of both rows.
     assert read[0] == ((5 + 1 + 5 + 3 + 6 + 6) / 2, (21 + 23 + 6 + 6) / 2)
     assert read[1] == ((3 + 2 + 3 + 2 + 6 + 6) / 2, (12 + 12 + 6 + 6) / 2)
 
 
 def test_never_more_than_there_is():
-    read = keys_attended(cache_of([4, 4], [None]), {0: selection([[9, 9], [9, 9]])}, [[1, 1]])
+    chosen = {0: selection([[9, 9], [9, 9]])}
+    read = keys_attended(cache_of([4, 4], [None]), [4, 4], chosen, [[1, 1]])
     assert read == [(5.0, 5.0)] * 2

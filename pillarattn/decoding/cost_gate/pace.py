@@ -87,19 +87,22 @@ class Pace:
             self.k = 0
         return False
 
-    def finish_round(self, k: int, length: int, accepted: list[int]) -> None:
+    def finish_round(
+        self, k: int, length: int, accepted: list[int], *, settled: bool = True
+    ) -> None:
         """Tell the gate of a round, once its tokens are known.
 
         Args:
             k: drafts that it was meant to have.
             length: tokens in the cache where it began, of the longest row.
             accepted: drafts accepted and kept, by row that ran.
+            settled: whether its passes ran as they will from now on: none was recorded.
         """
         seconds, draft_seconds = self.clock.lap()
         self._rounds += 1
         # A round begins where the last one's tokens are known, so that selection belongs to the one
         # that uses it. One that drafts with an old selection is a little cheaper than its kind.
-        usual = k > 0 or not self.collects
+        usual = settled and (k > 0 or not self.collects)
         self.gate.observe(
             ObservedRound(k, self.s, length, draft_seconds, seconds, accepted, is_usual=usual)
         )

@@ -18,6 +18,7 @@ from pillarattn.decoding.drafters import (
     NgramDrafter,
     SparseDrafter,
 )
+from pillarattn.decoding.keys_attended import keys_attended
 from pillarattn.evaluation.sampling_law import exact_law, law_z_score
 from tests.decoding.enumeration import law_of, load, total_variation
 
@@ -221,7 +222,9 @@ def test_passes_are_counted_where_they_end(fakes, lm, prompt):
     run.start()
     draft = run.draft()
     assert draft.passes == [[4]]
-    assert run._keys[0] == (44, 44)
+    cache = run.target.cache
+    keys = keys_attended(cache, list(cache.lengths.host), run._read, draft.passes)
+    assert keys[0] == (44, 44)
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -1,0 +1,285 @@
+"""Draft and verify passes recorded as CUDA graphs, one a shape, and replayed on later lengths.
+
+The layers of a Hugging Face model launch dozens of kernels each, and a host needs longer for that
+than a GPU for the kernels. A replay launches them all at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import LiveLengths, Phase, RowLengths
+from pillarattn.modules.score_buffer import ScoreBuffer
+from pillarattn.modules.step import StepState
+from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.static_selection import StaticSelection
+
+# Recordings that are kept: of one s and k it is three, and a cost gate tries several.
+MOST = 16
+# Lengths of a verify pass are rounded up to a multiple of this share of them, and of LEAST_SPAN.
+SPANS = 8
+LEAST_SPAN = 512
+# Largest gap between a replay and the same pass run eagerly, relative to the spread of the logits:
+# kernels may split a row at other places. In half precision the root mean square counts.
+EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
+
+Forward = Callable[[dict[str, Any], StepState, int], Tensor]
+
+
+@dataclass
+class Recording:
+    """One pass over memory of its own.
+
+    Attributes:
+        width: Q, tokens a row.
+        inputs: of the model's forward; tensors are filled before each replay.
+        live: the rows' lengths before the pass, likewise.
+        step: what attention is told.
+        chosen: the keys that a draft reads, likewise.
+        replay: runs it; None before it is recorded.
+        logits: `[B, Q, V]`, what a replay leaves.
+        scores: row scores by layer, likewise.
+        first: lengths that it was recorded at.
+    """
+
+    width: int
+    inputs: dict[str, Any]
+    live: LiveLengths
+    step: StepState
+    chosen: StaticSelection | None
+    replay: Callable[[], None] | None = None
+    logits: Tensor | None = None
+    scores: dict[int, Tensor] = field(default_factory=dict)
+    visited: list[int] = field(default_factory=list)
+    first: tuple[int, ...] = ()
+
+
+class CapturedPasses:
+    """Replays a model's passes over one cache, where their shapes allow it.
+
+    A pass of a new shape runs eagerly over the memory of its recording, the next one is recorded,
+    and all later ones are replayed. The first replay of a kind at other lengths is compared with
+    the eager pass: a model that lets the host look at lengths would repeat the recorded ones. What
+    cannot be recorded, or differs, runs eagerly from then on, after one warning.
+
+    Args:
+        forward: runs the model on inputs and a step; returns the logits of the last Q tokens, a
+            number that comes third.
+        cache: the one that the passes write to.
+        proven: kinds of passes that were compared; shared by the runs of a model.
+
+    Attributes:
+        reason: why nothing is replayed any more, or None.
+        replayed: passes that were replayed.
+        settled: whether all passes since it was last set were replayed.
+    """
+
+    def __init__(self, forward: Forward, cache: PillarCache, proven: set[Any]) -> None:
+        self._forward = forward
+        self.cache = cache
+        self.proven = proven
+        self.reason: str | None = None
+        self.replayed = 0
+        self.settled = True
+        self._kept: dict[Any, Recording] = {}
+        self._memory: int | None = None
+        self._pool: Any = None
+
+    def run(self, inputs: dict[str, Any], step: StepState, *, width: int) -> Tensor | None:
+        """Run a pass of `width` tokens a row and return its logits, or None: run it eagerly.
+
+        The logits are fresh; row scores stay valid until the next pass.
+        """
+        key = self._key(inputs, step, width)
+        if key is None:
+            self.settled = False
+            return None
+        base = self.cache.lengths
+        held = self._kept.pop(key, None)
+        is_new = held is None
+        try:
+            recording = held or self._recording(inputs, step, key, width)
+            self._fill(recording, inputs, step, base)
+            if is_new:
+                self._play(recording)
+            elif recording.replay is None:
+                recording.replay = self._record(recording)
+                recording.first = base.host
+                recording.replay()
+            else:
+                recording.replay()
+                self.replayed += 1
+        except Exception as error:
+            self._set_lengths(base)
+            self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            return None
+        self._kept[key] = recording
+        self._hand_over(recording, step, base.plus(width))
+        assert recording.logits is not None
+        logits = recording.logits.to(torch.float32, copy=True)
+        if recording.first == base.host or not recording.first:
+            self.settled = False
+            return logits
+        return self._compared(logits, inputs, step, base, width)
+
+    def close(self) -> None:
+        """Free the recordings."""
+        self._kept.clear()
+        self._pool = None
+
+    def _key(self, inputs: dict[str, Any], step: StepState, width: int) -> Any:
+        """Return what a recording can be shared by, or None where the pass has no fixed shape."""
+        cache = self.cache
+        layers = cache.used_layers
+        if self.reason is not None or step.refresh is not None or not layers:
+            return None
+        capacity = min(layer.capacity for layer in layers)
+        most = cache.lengths.max + width
+        if most > capacity:
+            # The buffers will move.
+            return None
+        memory = max(
+            layer.key_buffer.data_ptr() for layer in layers if layer.key_buffer is not None
+        )
+        if memory != self._memory:
+            self._kept.clear()
+            self._memory = memory
+        is_sparse = step.phase is Phase.DRAFT and len(step.selections) == len(layers)
+        span = capacity if is_sparse else min(capacity, _rounded(most))
+        chosen = None
+        if step.phase is Phase.DRAFT and step.selections:
+            chosen = StaticSelection.kind_of(step.selections)
+            if chosen is None:
+                return None
+        shapes = tuple(
+            (name, tuple(value.shape) if isinstance(value, Tensor) else repr(value))
+            for name, value in inputs.items()
+            if value is not cache
+        )
+        wants_scores = step.scores is not None
+        return (step.phase, width, span, chosen, shapes, wants_scores, step.scored_layers,
+                step.row_limit)  # fmt: skip
+
+    def _recording(
+        self, inputs: dict[str, Any], step: StepState, key: Any, width: int
+    ) -> Recording:
+        """Return memory for passes like this one; room is made by those used longest ago."""
+        while len(self._kept) >= MOST:
+            del self._kept[next(iter(self._kept))]
+        base, span = self.cache.lengths, key[2]
+        chosen = StaticSelection(step.selections) if key[3] is not None else None
+        live = LiveLengths([span - width] * len(base.host), base.device, tensor=base.tensor.clone())
+        own = StepState(
+            step.phase,
+            selections={} if chosen is None else chosen.selections,
+            scored_layers=step.scored_layers,
+            row_limit=step.row_limit,
+        )
+        held = {n: v.clone() if isinstance(v, Tensor) else v for n, v in inputs.items()}
+        return Recording(width, held, live, own, chosen)
+
+    def _fill(
+        self, recording: Recording, inputs: dict[str, Any], step: StepState, base: RowLengths
+    ) -> None:
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                recording.inputs[name].copy_(value)
+        recording.live.tensor.copy_(base.tensor)
+        recording.step.scores = None if step.scores is None else ScoreBuffer()
+        if recording.chosen is not None:
+            recording.chosen.load(step.selections)
+
+    def _play(self, recording: Recording) -> None:
+        """Run the pass over the recording's memory; while a graph records, this is what it sees."""
+        recording.live.forget_later()
+        self._set_lengths(recording.live)
+        recording.step.visited.clear()
+        recording.logits = self._forward(recording.inputs, recording.step, recording.width)
+        recording.visited = list(recording.step.visited)
+        scores = recording.step.scores
+        if scores is not None:
+            recording.scores = {i: scores.take(i) for i in recording.step.scored_layers}
+
+    def _record(self, recording: Recording) -> Callable[[], None]:
+        """Record the pass and return its replay."""
+        if self._pool is None:
+            # One pool for all: nothing that a replay leaves is wanted after the next pass.
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._play(recording)
+        return graph.replay
+
+    def _hand_over(self, recording: Recording, step: StepState, grown: RowLengths) -> None:
+        """Leave cache and step as an eager pass would."""
+        self._set_lengths(grown)
+        step.visited.clear()
+        step.visited.extend(recording.visited)
+        if step.scores is not None:
+            for layer, rows in recording.scores.items():
+                step.scores.put(layer, rows[..., : grown.max], grown)
+
+    def _compared(
+        self, logits: Tensor, inputs: dict[str, Any], step: StepState, base: RowLengths, width: int
+    ) -> Tensor:
+        """Return the logits of a replay, or the eager ones where they differ."""
+        kind = step.phase, width
+        if kind in self.proven:
+            return logits
+        self.settled = False
+        self._set_lengths(base)
+        step.visited.clear()
+        eager = self._forward(inputs, step, width)
+        gap, allowed = _gap(logits, eager)
+        if gap <= allowed:
+            self.proven.add(kind)
+        else:
+            self._give_up(
+                f"a replayed pass differs from the same one run eagerly by {gap:.2g} of the "
+                f"logits' spread (allowed: {allowed:g})"
+            )
+        return eager.to(torch.float32, copy=True)
+
+    def _set_lengths(self, lengths: RowLengths) -> None:
+        for layer in self.cache.used_layers:
+            layer.lengths = lengths
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self.close()
+        warnings.warn(
+            f"passes run without CUDA graphs, slower and with the same output: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def obstacle(model: Any, cache: PillarCache) -> str | None:
+    """Return why no pass of `model` over `cache` can be recorded, or None."""
+    if cache.state_layers:
+        return "some layers keep recurrent states, which are put back by the host"
+    devices = {p.device for p in model.parameters()}
+    if len(devices) != 1 or next(iter(devices)).type != "cuda":
+        return f"the weights are on {', '.join(sorted(map(str, devices)))}, not on one GPU"
+    return None
+
+
+def _rounded(length: int) -> int:
+    """Return the span that a pass up to `length` is recorded with."""
+    step = max(LEAST_SPAN, (1 << (length.bit_length() - 1)) // SPANS)
+    return -(-length // step) * step
+
+
+def _gap(logits: Tensor, eager: Tensor) -> tuple[float, float]:
+    """Return the distance of two passes' logits and what is allowed of it."""
+    is_exact = eager.dtype in (torch.float32, torch.float64)
+    spread = eager.float().std().clamp_min(1e-6)
+    gaps = (logits - eager.float()).abs()
+    size = gaps.max() if is_exact else gaps.square().mean().sqrt()
+    return float(size / spread), EXACT_TOLERANCE if is_exact else COARSE_TOLERANCE

@@ -1,0 +1,85 @@
+"""Selections at fixed addresses, refilled before a recorded draft pass is replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import Selection
+
+# Widths are rounded up to a multiple of this: a budget that grows with the context then needs a
+# new recording every 2,560 tokens at s = 0.05.
+STEP = 128
+
+
+class StaticSelection:
+    """Memory for the keys that drafts read, by layer, wide enough for those of many rounds.
+
+    Args:
+        selections: the first ones, whose shapes decide.
+
+    Attributes:
+        selections: views of the memory, by layer.
+    """
+
+    def __init__(self, selections: dict[int, Selection]) -> None:
+        first = next(iter(selections.values()))
+        self._tail_start = first.tail_start.clone()
+        shapes = {tuple(s.counts.shape) for s in selections.values()}
+        width = _width(selections)
+        # Layers that are alike lie side by side, so that one copy refills them all.
+        self._stack: tuple[Tensor, Tensor] | None = None
+        if len(shapes) == 1:
+            size = (len(selections), *shapes.pop())
+            self._stack = (
+                first.indices.new_zeros(*size, width),
+                first.counts.new_zeros(size),
+            )
+            parts = list(zip(*self._stack, strict=True))
+        else:
+            parts = [
+                (s.indices.new_zeros(*s.counts.shape, width), torch.zeros_like(s.counts))
+                for s in selections.values()
+            ]
+        self.selections = {
+            layer: Selection(indices, counts, self._tail_start)
+            for layer, (indices, counts) in zip(selections, parts, strict=True)
+        }
+        self._loaded: list[Selection] = []
+
+    @staticmethod
+    def kind_of(selections: dict[int, Selection]) -> Any:
+        """Return what two rounds must share to use the same memory; None if none can be shared."""
+        starts = {id(s.tail_start) for s in selections.values()}
+        if len(starts) != 1:
+            return None
+        heads = tuple((layer, s.counts.shape[1]) for layer, s in selections.items())
+        return _width(selections), heads
+
+    def load(self, selections: dict[int, Selection]) -> None:
+        """Copy a round's selections in, unless they are there already."""
+        given = list(selections.values())
+        if len(given) == len(self._loaded) and all(map(_is, given, self._loaded)):
+            return
+        self._tail_start.copy_(given[0].tail_start)
+        widths = {s.indices.shape[2] for s in given}
+        if self._stack is not None and len(widths) == 1:
+            indices, counts = self._stack
+            indices[..., : widths.pop()] = torch.stack([s.indices for s in given])
+            counts.copy_(torch.stack([s.counts for s in given]))
+        else:
+            for own, one in zip(self.selections.values(), given, strict=True):
+                own.indices[..., : one.indices.shape[2]] = one.indices
+                own.counts.copy_(one.counts)
+        self._loaded = given
+
+
+def _width(selections: dict[int, Selection]) -> int:
+    widest = max(s.indices.shape[2] for s in selections.values())
+    return max(1, -(-widest // STEP)) * STEP
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other

@@ -1,0 +1,206 @@
+"""Recorded passes: when they are made, kept and replayed, and what happens where they cannot be."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import pillarattn
+from pillarattn.datatypes import LiveLengths, Phase, RowLengths, Selection
+from pillarattn.modules.step import StepState
+from pillarattn.patch import build_target, captured_passes
+from pillarattn.patch.captured_passes import CapturedPasses, obstacle
+from pillarattn.patch.static_selection import STEP, StaticSelection
+
+NEW = {"max_new_tokens": 40, "do_sample": False}
+
+
+def test_without_a_gpu_nothing_is_recorded(pair, drafting, prompt, monkeypatch):
+    _, patched = pair()
+    monkeypatch.setattr(CapturedPasses, "run", lambda *_, **__: pytest.fail("asked"))
+    patched.generate(prompt(2, 12), **NEW, assistant=drafting())
+    assert "cpu" in obstacle(patched, pillarattn.PillarCache())
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.9, "top_k": 20}])
+@pytest.mark.parametrize("drafter", ["sparse", ("ngram", "sparse")])
+def test_replays_give_the_tokens_of_eager_passes(
+    rehearsed, pair, drafting, prompt, drafter, sampling
+):
+    _, patched = pair()
+    ids = prompt(3, 20)
+    options = {"drafter": drafter, "seed": 3}
+    eager = patched.generate(
+        ids, **{**NEW, **sampling}, assistant=drafting(**options, cuda_graphs=False)
+    )
+    assert not rehearsed
+    replayed = patched.generate(ids, **{**NEW, **sampling}, assistant=drafting(**options))
+    assert torch.equal(eager, replayed)
+    assert rehearsed[0].replayed > 20
+    assert rehearsed[0].reason is None
+
+
+def test_a_gate_learns_from_replayed_rounds_alone(rehearsed, pair, prompt):
+    _, patched = pair()
+    ids = prompt(1, 20)
+    pillar = pillarattn.SelfSpeculativeGenerator(k="auto", s=0.7, min_budget=4)
+    plain = patched.generate(ids, max_new_tokens=120, do_sample=False)
+    assert torch.equal(
+        patched.generate(ids, max_new_tokens=120, do_sample=False, assistant=pillar), plain
+    )
+    assert rehearsed[0].replayed > 10
+
+
+def test_recordings_end_with_the_generation_and_where_buffers_move(
+    rehearsed, pair, drafting, prompt
+):
+    _, patched = pair()
+    patched.generate(prompt(2, 60), max_new_tokens=90, do_sample=False, assistant=drafting())
+    (passes,) = rehearsed
+    assert passes.replayed > 5
+    assert not passes._kept
+
+
+def test_a_pass_that_cannot_be_recorded_runs_eagerly_after_one_warning(
+    rehearsed, pair, drafting, prompt, monkeypatch
+):
+    plain, patched = pair()
+    ids = prompt(2, 20)
+
+    def refuse(self, recording):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(CapturedPasses, "_play", refuse)
+    with pytest.warns(RuntimeWarning, match="without CUDA graphs.*not permitted") as caught:
+        out = patched.generate(ids, **NEW, assistant=drafting())
+    assert len(caught) == 1
+    assert torch.equal(out, plain.generate(ids, **NEW))
+    assert rehearsed[0].replayed == 0
+
+
+def test_a_model_that_lets_the_host_look_at_lengths_is_found_out(
+    rehearsed, pair, drafting, prompt, monkeypatch
+):
+    """A replay that repeats what it saw when it was recorded, as a baked-in length would."""
+    plain, patched = pair()
+    ids = prompt(2, 20)
+    monkeypatch.setattr(patched.pillarattn_record, "proven_passes", set())
+
+    def frozen(self, recording):
+        self._play(recording)
+        logits = recording.logits.clone()
+
+        def replay():
+            recording.logits = logits
+
+        return replay
+
+    monkeypatch.setattr(build_target.CapturedPasses, "_record", frozen)
+    with pytest.warns(RuntimeWarning, match="differs from the same one run eagerly"):
+        out = patched.generate(ids, **NEW, assistant=drafting())
+    assert torch.equal(out, plain.generate(ids, **NEW))
+    assert not patched.pillarattn_record.proven_passes
+
+
+def test_kinds_are_compared_once_a_model(rehearsed, pair, drafting, prompt, monkeypatch):
+    _, patched = pair("qwen3")
+    monkeypatch.setattr(patched.pillarattn_record, "proven_passes", set())
+    gaps = []
+    measure = captured_passes._gap
+    monkeypatch.setattr(
+        captured_passes, "_gap", lambda *both: gaps.append(measure(*both)) or gaps[-1]
+    )
+    for _ in range(2):
+        patched.generate(prompt(2, 20), **NEW, assistant=drafting())
+    assert patched.pillarattn_record.proven_passes == {(Phase.DRAFT, 1), (Phase.VERIFY, 5)}
+    assert len(gaps) == 2
+    assert max(gap for gap, _ in gaps) <= captured_passes.EXACT_TOLERANCE
+
+
+def test_the_least_used_recording_makes_room(rehearsed, pair, drafting, prompt, monkeypatch):
+    plain, patched = pair()
+    monkeypatch.setattr(captured_passes, "MOST", 1)
+    ids = prompt(1, 20)
+    out = patched.generate(ids, **NEW, assistant=drafting())
+    assert torch.equal(out, plain.generate(ids, **NEW))
+    # Draft and verify passes push each other out; drafts of one round follow each other.
+    assert rehearsed[0].replayed > 0
+
+
+def test_spans_cover_the_length_and_waste_little():
+    for length in (1, 511, 512, 513, 4096, 4097, 8191, 30000):
+        span = captured_passes._rounded(length)
+        assert length <= span <= max(length + 512, length * 1.13)
+
+
+def test_live_lengths_grow_on_the_device_and_are_never_taken_for_uniform():
+    live = LiveLengths([64, 64], "cpu", tensor=torch.tensor([3, 9]))
+    grown = live.plus(2)
+    assert (grown.tensor.tolist(), grown.max) == ([5, 11], 66)
+    assert isinstance(grown, LiveLengths)
+    assert not live.is_uniform
+    live.tensor.copy_(torch.tensor([4, 4]))
+    live.forget_later()
+    assert live.plus(2).tensor.tolist() == [6, 6]
+    assert RowLengths([3, 9], "cpu").plus(2).tensor.tolist() == [5, 11]
+
+
+def selection(width, count, start, heads=2):
+    indices = torch.arange(width, dtype=torch.int32).expand(1, heads, -1)
+    return Selection(indices, torch.full((1, heads), count, dtype=torch.int32), start)
+
+
+def test_selections_are_copied_once_a_round_into_memory_that_fits_the_next_ones():
+    start = torch.tensor([50])
+    first = {3: selection(9, 9, start), 5: selection(9, 7, start)}
+    held = StaticSelection(first)
+    held.load(first)
+    indices = held.selections[5].indices
+    assert indices.shape[2] == STEP
+    assert indices[0, 0, :9].tolist() == list(range(9))
+    assert held.selections[3].counts.tolist() == [[9, 9]]
+    later = torch.tensor([61])
+    second = {3: selection(12, 11, later), 5: selection(12, 12, later)}
+    held.load(second)
+    assert held.selections[5].indices.data_ptr() == indices.data_ptr()
+    assert indices[0, 1, :12].tolist() == list(range(12))
+    assert held.selections[3].tail_start.tolist() == [61]
+    indices.zero_()
+    held.load(dict(second))
+    assert not indices.any(), "what was loaded already is not copied again"
+
+
+def test_layers_of_different_heads_and_widths():
+    start = torch.tensor([50])
+    one = {0: selection(9, 9, start), 1: selection(4, 4, start, heads=1)}
+    held = StaticSelection(one)
+    held.load(one)
+    assert held.selections[1].indices[0, 0, :4].tolist() == [0, 1, 2, 3]
+    assert held.selections[0].counts.tolist() == [[9, 9]]
+    assert StaticSelection.kind_of(one) == (STEP, ((0, 2), (1, 1)))
+    apart = {0: selection(9, 9, start), 1: selection(4, 4, start.clone())}
+    assert StaticSelection.kind_of(apart) is None
+
+
+def test_a_step_that_chooses_at_draft_steps_is_not_recorded(rehearsed, pair, drafting, prompt):
+    _, patched = pair()
+    patched.generate(prompt(1, 20), **NEW, assistant=drafting(strategy="quest"))
+    assert StepState(Phase.DRAFT).refresh is None
+    kinds = {kind for kind, _ in patched.pillarattn_record.proven_passes}
+    assert rehearsed[0].reason is None
+    assert Phase.VERIFY in kinds
+
+
+@pytest.mark.parametrize("value", [1, "auto", None])
+def test_the_switch_is_a_bool(value):
+    with pytest.raises(ValueError, match="cuda_graphs must be True or False"):
+        pillarattn.PillarConfig(cuda_graphs=value)
+
+
+def test_no_warning_where_all_is_well(rehearsed, pair, drafting, prompt):
+    _, patched = pair()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        patched.generate(prompt(2, 20), **NEW, assistant=drafting())
