@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,15 @@ class Phase(Enum):
     PREFILL = "prefill"
     DRAFT = "draft"
     VERIFY = "verify"
+
+
+def on_device(values: Any, device: torch.device | str) -> Tensor:
+    """Return integers of the host as an int64 tensor, without waiting for a CUDA device."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=torch.int64, device=device)
+    # From pageable memory the copy would wait until all that was queued before it is done.
+    return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class RowLengths:
         self.host: tuple[int, ...] = tuple(int(n) for n in lengths)
         self.device = torch.device(device)
         if tensor is None:
-            tensor = torch.tensor(self.host, dtype=torch.int64, device=self.device)
+            tensor = on_device(self.host, self.device)
         self.tensor: Tensor = tensor
         self._next: dict[int, RowLengths] = {}
 

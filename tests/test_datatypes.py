@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 
-from pillarattn.datatypes import Draft, Phase, RowLengths, Selection, Verdict
+from pillarattn.datatypes import Draft, Phase, RowLengths, Selection, Verdict, on_device
 
 
 @pytest.mark.parametrize(
@@ -119,3 +119,9 @@ def test_a_verdict_keeps_what_it_was_given():
 
 def test_the_phases():
     assert [phase.value for phase in Phase] == ["prefill", "draft", "verify"]
+
+
+def test_integers_of_the_host_go_to_the_device_as_they_are():
+    given = on_device([[1, 2], [3, 4]], "cpu")
+    assert given.dtype == torch.int64
+    assert given.tolist() == [[1, 2], [3, 4]]

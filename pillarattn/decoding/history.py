@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import RowLengths
+from pillarattn.datatypes import RowLengths, on_device
 
 
 class History:
@@ -44,7 +44,7 @@ class History:
     def ends(self) -> Tensor:
         """Return the lengths on the device, `[B]` int64."""
         if self._ends is None or self._ends[0] != self.lengths:
-            self._ends = list(self.lengths), torch.tensor(self.lengths, device=self.ids.device)
+            self._ends = list(self.lengths), on_device(self.lengths, self.ids.device)
         return self._ends[1]
 
     def last_tokens(self) -> Tensor:
@@ -90,7 +90,7 @@ class History:
             for i, token in enumerate(tokens)
         ]
         if written:
-            rows, places, values = torch.tensor(written, device=self.ids.device).unbind(1)
+            rows, places, values = on_device(written, self.ids.device).unbind(1)
             self.ids[rows, places] = values
         for row, tokens in chosen.items():
             self._new[row].extend(tokens)

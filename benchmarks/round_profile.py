@@ -1,0 +1,111 @@
+"""Where a round of `generate(assistant=)` spends its time on a GPU: host, passes, kernels.
+
+    python -m benchmarks.round_profile --batch 16 --length 8192 --out profile.json
+
+The model has SmolLM2-135M's shape and random weights, so that nothing has to be loaded: times of
+passes are those of the real model, acceptance is not. Prints milliseconds of a round by phase, and
+the kernels of a draft and a verify pass by total time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import pillarattn
+from pillarattn.evaluation.environment import environment, source_commit
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2": {
+        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+        "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "head_dim": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+        "tie_word_embeddings": True,
+    },
+    "8b": {
+        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=list(SHAPES), default="smollm2")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--strategy", default="pillar")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **SHAPES[given.shape], max_position_embeddings=65536, eos_token_id=None, bos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    pillarattn.patch(model)
+    ids = torch.randint(1, config.vocab_size, (given.batch, given.length), device="cuda")
+    record: dict[str, Any] = {
+        "kind": "round-profile", "environment": environment(model.device),
+        "commit": source_commit(), "settings": {**vars(given), "out": None},
+    }  # fmt: skip
+    for graphs in (True, False):
+        record["graphs" if graphs else "eager"] = measure(model, ids, given, graphs=graphs)
+    print(json.dumps(record))
+    if given.out:
+        with given.out.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def measure(model: Any, ids: torch.Tensor, given: Any, *, graphs: bool) -> dict[str, Any]:
+    """Return milliseconds of a round by phase, waits included, and of its kernels."""
+    found: dict[str, Any] = {}
+    for watched in (False, True, None):
+        pillar = pillarattn.SelfSpeculativeGenerator(
+            k=given.k, strategy=given.strategy, cuda_graphs=graphs
+        )
+        pillar.synchronise = bool(watched)
+        options = {
+            "max_new_tokens": given.new_tokens if graphs else 24, "do_sample": False,
+            "attention_mask": torch.ones_like(ids),
+        }  # fmt: skip
+        model.generate(ids, **options, assistant=pillar)
+        if watched is None:
+            if graphs:
+                found["kernels"] = kernels(model, ids, options, pillar)
+            continue
+        begun = time.perf_counter()
+        model.generate(ids, **options, assistant=pillar)
+        torch.cuda.synchronize()
+        stats = pillar.stats
+        rounds = max(len(row) for row in stats.accepted_per_round)
+        if watched:
+            for phase in ("draft", "verify", "accept", "select"):
+                found[f"{phase}_ms"] = 1000 * getattr(stats, f"{phase}_seconds") / rounds
+        else:
+            seconds = time.perf_counter() - begun - stats.prefill_seconds
+            found |= {"rounds": rounds, "round_ms": 1000 * seconds / rounds}
+    return found
+
+
+def kernels(model: Any, ids: torch.Tensor, options: dict[str, Any], pillar: Any) -> Any:
+    """Return the kernels of a run by total device time: name, milliseconds, calls."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        model.generate(ids, **options, assistant=pillar)
+    table = sorted(profiler.key_averages(), key=lambda one: -one.self_device_time_total)
+    return [(one.key[:90], one.self_device_time_total / 1000, one.count) for one in table[:40]]
+
+
+if __name__ == "__main__":
+    main()
