@@ -12,14 +12,17 @@ from pillarattn.kernels.key_forecast.features import (
     CONSTANT_MASS,
     FEATURES,
     PEAK_DECAY,
+    SPREAD_DECAY,
 )
 from pillarattn.kernels.key_forecast.triton_kernel import mass_kernel, moments_kernel
 
-# Keys a step: their 16 features are one operand of a small matrix product.
-MOMENT_KEYS = 128
+# Lanes of a step of the moments, four keys each: one warp, so that no program waits for another.
+MOMENT_LANES = 32
 MASS_KEYS = 512
-# Programs that keep a large GPU busy; fewer pairs than that are split.
-WAVE = 1024
+# Programs of one warp that a large GPU runs at once; fewer pairs than that are split.
+WAVE = 132 * 16
+# What a step to the left leaves of the fourth root of a mass; of a square root, its square.
+FADE = SPREAD_DECAY**0.25
 
 
 def forecast_moments(
@@ -35,25 +38,28 @@ def forecast_moments(
 ) -> tuple[Tensor, Tensor]:
     """Compute `kernels.forecast_moments`; `splits` of a head's keys (None: by their number)."""
     rows, heads, size = target.shape
-    count, pairs = len(features), rows * heads
-    steps = max(1, -(-size // MOMENT_KEYS))
-    splits = min(splits or max(1, -(-WAVE // max(pairs, 1))), steps)
-    span = -(-steps // splits) * MOMENT_KEYS
-    sums = target.new_zeros(pairs, splits, 16, 16)
-    if not target.numel():
-        whole = sums.sum(dim=1)
-        return _parted(whole, rows, heads, count)
-    now, last, average, peak, target = (t.contiguous() for t in (now, last, average, peak, target))
-    matches = None if matches is None else matches.contiguous()
-    with torch.cuda.device_of(target):
-        moments_kernel[(pairs, splits)](
-            now, last, average, peak, matches, target, sums,
-            now.stride(0), now.stride(1), 0 if matches is None else matches.stride(0),
-            target.stride(0), target.stride(1), heads, size, span, splits,
-            CODES=now.dtype == torch.uint8, BLOCK=MOMENT_KEYS, num_warps=4,
-            **_constants(features, matches),
-        )  # fmt: skip
-    return _parted(sums.sum(dim=1), rows, heads, count)
+    count, pairs, keys = len(features), rows * heads, 4 * MOMENT_LANES
+    steps = max(1, -(-size // keys))
+    splits = min(splits or max(1, WAVE // max(pairs, 1)), steps)
+    span = -(-steps // splits) * keys
+    sums = target.new_zeros(pairs, splits, count, count + 1)
+    if target.numel():
+        record = [t.contiguous() for t in (now, last, average, peak)]
+        target = target.contiguous()
+        matches = None if matches is None else matches.contiguous()
+        has_codes = now.dtype == torch.uint8
+        with torch.cuda.device_of(target):
+            moments_kernel[(pairs, splits)](
+                *record, matches, target, sums,
+                *record[0].stride()[:2], 0 if matches is None else matches.stride(0),
+                *target.stride()[:2], heads, size, span, splits,
+                CODES=has_codes, LANES=MOMENT_LANES, COUNT=count,
+                CHOSEN=tuple(list(FEATURES).index(name) for name in features),
+                FADES=tuple((FADE if has_codes else FADE**2) ** step for step in range(13)),
+                HAS_MATCHES=matches is not None, CONSTANT_ROOT=CONSTANT_MASS**0.5, num_warps=1,
+            )  # fmt: skip
+    whole = (sums[:, 0] if splits == 1 else sums.sum(dim=1)).view(rows, heads, count, count + 1)
+    return whole[..., :count].contiguous(), whole[..., count].contiguous()
 
 
 def forecast_mass(
@@ -91,11 +97,6 @@ def forecast_mass(
             AVERAGE_DECAY=AVERAGE_DECAY, PEAK_DECAY=PEAK_DECAY, **_constants(features, matches),
         )  # fmt: skip
     return mass, new_average, new_peak
-
-
-def _parted(sums: Tensor, rows: int, heads: int, count: int) -> tuple[Tensor, Tensor]:
-    whole = sums.view(rows, heads, 16, 16)
-    return whole[..., :count, :count].contiguous(), whole[..., :count, count].contiguous()
 
 
 def _constants(features: tuple[str, ...], matches: Tensor | None) -> dict[str, Any]:

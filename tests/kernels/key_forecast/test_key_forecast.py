@@ -116,6 +116,23 @@ def test_splits_of_the_keys_add_up(triton_device) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("skew", range(4))
+def test_moments_of_codes_that_begin_anywhere(skew, triton_device) -> None:
+    shape = (2, 2, 133)
+    record, matches, now, _, _ = case(shape, triton_device, torch.uint8)
+    # What lies before a row is not a left neighbour of its first keys.
+    store = torch.full((4, skew + record["now"].numel()), 255, dtype=torch.uint8)
+    moved = []
+    for line, codes in zip(store.to(triton_device), record.values(), strict=True):
+        line[skew:] = codes.flatten()
+        moved.append(line[skew:].view(shape))
+    given = (matches, now.nan_to_num().sqrt())
+    wanted = forecast_moments(*record.values(), *given, features=ALL, implementation="reference")
+    found = forecast_moments(*moved, *given, features=ALL, implementation="triton")
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_any_layout_of_the_new_scores(triton_device) -> None:
     record, matches, now, last, lengths = case((2, 3, 70), triton_device, torch.uint8)
     weights = torch.ones(2, 3, len(ALL), device=triton_device)
@@ -137,6 +154,15 @@ def test_a_feature_of_your_own_takes_the_reference(monkeypatch) -> None:
         forecast_mass(
             now, now, None, None, None, torch.ones(1, 1, 1), **given, implementation="triton"
         )
+
+
+def test_a_feature_given_twice_takes_the_reference() -> None:
+    codes, twice = torch.full((1, 1, 8), 200, dtype=torch.uint8), ("now", "now")
+    given = (codes, codes, codes, codes, None, torch.ones(1, 1, 8))
+    moments, _ = forecast_moments(*given, features=twice)
+    assert torch.equal(moments[0, 0], moments[0, 0, :1, :1].expand(2, 2))
+    with pytest.raises(ValueError, match=r"a feature twice|CUDA"):
+        forecast_moments(*given, features=twice, implementation="triton")
 
 
 @pytest.mark.parametrize(
