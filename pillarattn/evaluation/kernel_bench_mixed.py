@@ -88,16 +88,20 @@ class MixedCell(Cell):
 
     def call(self, given: dict[str, Any], tiles: Any) -> Call:
         """Run one layer; the work list and the slots are the step's and made before."""
-        from pillarattn.kernels.mixed_attention.launch import mixed_attention, slots_of
+        from pillarattn.kernels.mixed_attention.launch import mixed_attention
         from pillarattn.kernels.mixed_attention.tiles import default_tiles
-        from pillarattn.kernels.mixed_attention.work_list import make_work_list, most_splits
+        from pillarattn.kernels.mixed_attention.work_list import (
+            make_work_list,
+            most_splits,
+            slots_of,
+        )
 
         tiles = tiles or default_tiles(given["query"], given["key_pool"], given["value_pool"])
         named = {n: given[n] for n in ("row_starts", "lengths", "counts", "tail_start")}
         most = most_splits(given["block_table"], BLOCK, tiles)
         work = make_work_list(len(given["query"]), **named, group=GROUP, tiles=tiles, most=most)
         slots = slots_of(given["indices"], given["block_table"], BLOCK)
-        return lambda: mixed_attention(**given, **OPTIONS, tiles=tiles, work=work, slots=slots)
+        return lambda: mixed_attention(**given, **OPTIONS, work=work, slots=slots)
 
     def error(self, given: dict[str, Any], tiles: Any) -> float:
         """Check the first request, which verifies, and the last, which drafts."""

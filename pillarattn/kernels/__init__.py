@@ -7,6 +7,7 @@ from pillarattn.kernels.layer_ops import add_rms_norm, rotary_write, silu_mul
 from pillarattn.kernels.mixed_attention import mixed_attention
 from pillarattn.kernels.pooled_select import pooled_select
 from pillarattn.kernels.rejection_sample import rejection_sample
+from pillarattn.kernels.row_scores import paged_row_scores
 from pillarattn.kernels.topk_select import topk_select
 from pillarattn.kernels.verify_attention import (
     attention_scores,
@@ -23,6 +24,7 @@ __all__ = [
     "forecast_moments",
     "kv_append",
     "mixed_attention",
+    "paged_row_scores",
     "pool_rows",
     "pooled_attention",
     "pooled_select",

@@ -21,6 +21,7 @@ from pillarattn.kernels.key_forecast.features import FEATURES
 from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
 from pillarattn.kernels.mixed_attention import launch as mixed
 from pillarattn.kernels.pooled_select import launch as pooled
+from pillarattn.kernels.row_scores import triton_kernel as row_scores
 
 BF16, FP32 = torch.bfloat16, torch.float32
 # A block of Hopper may ask for so much.
@@ -85,6 +86,18 @@ def mixed_attention(*, batch: int, rows: int, heads: int, kv_heads: int, **optio
     )  # fmt: skip
 
 
+def paged_scores(*, rows: int, heads: int, kv_heads: int, dim: int, **options: Any) -> None:
+    """Compile for one request that is scored."""
+    query = torch.zeros(rows, heads, dim, dtype=BF16)
+    row_scores.paged_row_scores(
+        query, torch.zeros(16, kv_heads, dim, dtype=BF16), torch.zeros(rows, heads),
+        torch.zeros(1, kv_heads, rows, 40), scored=torch.zeros(1, dtype=torch.int64),
+        row_starts=torch.tensor([0, rows]), lengths=torch.tensor([rows]),
+        block_table=torch.zeros(1, 4, dtype=torch.int32), block_size=16, scale=0.1,
+        **{"window": None, "softcap": None, **options},
+    )  # fmt: skip
+
+
 def pooled_select(*, layers: int, batch: int, heads: int, size: int, dtype: torch.dtype) -> None:
     """Compile for scores of one shape."""
     lengths = torch.full((layers * batch,), size)
@@ -130,6 +143,8 @@ CASES: dict[str, Callable[[], None]] = {
         batch=2, rows=6, heads=6, kv_heads=3, dim=24, dtype=FP32, window=1, softcap=30.0,
         sinks=torch.zeros(6), lse=torch.zeros(6, 6),
     ),
+    "row scores": lambda: paged_scores(rows=9, heads=32, kv_heads=8, dim=128),
+    "row scores ones": lambda: paged_scores(rows=1, heads=1, kv_heads=1, dim=2, window=1),
     "pooled": lambda: pooled_select(layers=4, batch=2, heads=8, size=5000, dtype=FP32),
     "pooled ones": lambda: pooled_select(layers=1, batch=1, heads=1, size=1, dtype=BF16),
     "forecast": lambda: forecast(rows=4, heads=8, size=3000, dtype=torch.uint8, first=False),

@@ -16,8 +16,15 @@ from pillarattn.kernels.checks import (
 )
 from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.mixed_attention import reference
+from pillarattn.kernels.mixed_attention.tiles import default_tiles
+from pillarattn.kernels.mixed_attention.work_list import (
+    WorkList,
+    make_work_list,
+    most_splits,
+    slots_of,
+)
 
-__all__ = ["READS_ALL", "mixed_attention"]
+__all__ = ["READS_ALL", "WorkList", "mixed_attention", "slots_of", "work_list"]
 
 # The count of a request that reads every position.
 READS_ALL = -1
@@ -43,6 +50,8 @@ def mixed_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     lse: Tensor | None = None,
+    work: WorkList | None = None,
+    slots: Tensor | None = None,
     implementation: str = "auto",
 ) -> Tensor:
     """Attend from the newest rows of each request, to all of its keys or to few.
@@ -71,6 +80,9 @@ def mixed_attention(
         sinks: `[Hq]` or None, logits that take a share of the softmax and have no value.
         lse: `[T, Hq]` fp32 or None: written, the natural log-sum-exp of each row's logits and
             sink, -inf where it sees nothing.
+        work: `work_list` of these arguments, where the caller has made it for all layers; None
+            makes it.
+        slots: `slots_of(indices, block_table, block_size)`, likewise.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Returns:
@@ -99,8 +111,34 @@ def mixed_attention(
         query, key_pool, value_pool, row_starts=row_starts, lengths=lengths,
         block_table=block_table, block_size=block_size, indices=indices, counts=counts,
         tail_start=tail_start, scale=scale, window=window, softcap=softcap, sinks=sinks, lse=lse,
+        work=work, slots=slots,
     )  # fmt: skip
     return out
+
+
+def work_list(
+    query: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    *,
+    row_starts: Tensor,
+    lengths: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    counts: Tensor,
+    tail_start: Tensor,
+) -> WorkList:
+    """Return the work list of a `mixed_attention` call, which layers of the same shapes share.
+
+    The arguments are its own; where layers have different counts, the largest of each request and
+    KV head, and -1 where any layer has it.
+    """
+    tiles = default_tiles(query, key_pool, value_pool)
+    return make_work_list(
+        len(query), row_starts=row_starts, lengths=lengths, counts=counts, tail_start=tail_start,
+        group=query.shape[1] // key_pool.shape[1], tiles=tiles,
+        most=most_splits(block_table, block_size, tiles),
+    )  # fmt: skip
 
 
 def _check_pool(

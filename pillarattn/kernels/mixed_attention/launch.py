@@ -8,7 +8,12 @@ from torch import Tensor
 from pillarattn.kernels.block_sizes import padded
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles, default_tiles, programs_of
 from pillarattn.kernels.mixed_attention.triton_kernel import combine_kernel, mixed_kernel
-from pillarattn.kernels.mixed_attention.work_list import WorkList, make_work_list, most_splits
+from pillarattn.kernels.mixed_attention.work_list import (
+    WorkList,
+    make_work_list,
+    most_splits,
+    slots_of,
+)
 
 LOG2E = 1.4426950408889634
 # Splits per step of their sum. Fixed, so that more splits (all empty) never change an order.
@@ -39,9 +44,7 @@ def mixed_attention(
     """Compute `kernels.mixed_attention`; nothing is read on the host, so a CUDA graph may hold it.
 
     Args:
-        tiles: None takes the defaults for the shapes.
-        work: the work list, where the caller has made it for all layers; None makes it.
-        slots: `slots_of(indices, ...)`, likewise.
+        tiles: None takes those of the work list, or the defaults for the shapes.
         others: as `kernels.mixed_attention`.
     """
     rows, heads, dim = query.shape
@@ -50,6 +53,8 @@ def mixed_attention(
     out = query.new_empty(rows, heads, value_dim)
     if not out.numel() or not len(lengths):
         return out
+    if work is not None:
+        tiles = work.tiles
     tiles = tiles or default_tiles(query, key_pool, value_pool)
     counts, row_starts, lengths, tail_start = (
         t.contiguous() for t in (counts, row_starts, lengths, tail_start)
@@ -92,15 +97,3 @@ def mixed_attention(
                 rows, kv_heads, BLOCK_SPLITS=BLOCK_SPLITS, num_warps=2, **options,
             )  # fmt: skip
     return out
-
-
-def slots_of(indices: Tensor, block_table: Tensor, block_size: int) -> Tensor:
-    """Return the slots of logical positions `[B, Hkv, N]` in the pool, int32.
-
-    Undefined entries have undefined slots.
-    """
-    batch, heads, width = indices.shape
-    flat = indices.reshape(batch, heads * width).long()
-    block = (flat // block_size).clamp_(0, block_table.shape[1] - 1)
-    found = block_table.gather(1, block) * block_size + (flat % block_size)
-    return found.to(torch.int32).view(batch, heads, width)

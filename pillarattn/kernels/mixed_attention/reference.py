@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pillarattn.kernels.mixed_attention.work_list import WorkList
 from pillarattn.kernels.softmax import accumulation_dtype, attention_probabilities, log_sum_exp
 
 
@@ -27,8 +28,10 @@ def mixed_attention(
     softcap: float | None,
     sinks: Tensor | None,
     lse: Tensor | None = None,
+    work: WorkList | None = None,
+    slots: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.mixed_attention`; reads its integers on the host."""
+    """Compute `kernels.mixed_attention`; reads its integers on the host, and no work list."""
     kv_heads, device = key_pool.shape[1], query.device
     group, dtype = query.shape[1] // kv_heads, accumulation_dtype(query.dtype)
     out = query.new_empty(*query.shape[:2], value_pool.shape[2])

@@ -12,15 +12,19 @@ from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 
 @dataclass(frozen=True)
 class WorkList:
-    """Items, ordered by request, KV head, split and block of rows; nothing of it is on the host.
+    """Items by pair (request and KV head), split and block of rows; nothing of it is on the host.
+
+    Pairs with the longest items come first: what is left for the end is short.
 
     Attributes:
+        tiles: that it was made for.
         items: int32, the pair of each item; as many as the shapes allow, undefined past the last.
         starts: `[B * Hkv + 1]` int32, each pair's first item; the last is their number.
         splits: `[B * Hkv]` int32, splits of each pair's reading list, 1 at least.
         owners: `[T]` int32, the request of each packed row; -1 past the last one.
     """
 
+    tiles: MixedTiles
     items: Tensor
     starts: Tensor
     splits: Tensor
@@ -65,16 +69,34 @@ def make_work_list(
     blocks = torch.where(
         packed <= tiles.few_rows, packed.clamp_max(1), -(-packed // tiles.block_rows)
     )
-    ends = (splits * blocks).flatten().cumsum(0)
+    sizes = (splits * blocks).flatten()
+    order = places.clamp_max(tiles.split).flatten().argsort(descending=True, stable=True)
+    ends = sizes[order].cumsum(0)
+    starts = torch.empty(batch * kv_heads + 1, dtype=torch.int32, device=lengths.device)
+    starts[order] = (ends - sizes[order]).to(torch.int32)
+    starts[-1:] = ends[-1:]
     room = kv_heads * most * (batch + rows * group // tiles.block_rows)
     numbers = torch.arange(room, device=lengths.device)
-    items = torch.searchsorted(ends, numbers, right=True, out_int32=True)
+    items = order[torch.searchsorted(ends, numbers, right=True).clamp_max_(len(order) - 1)]
     line = torch.arange(rows, device=lengths.device, dtype=row_starts.dtype)
     owners = torch.searchsorted(row_starts, line, right=True) - 1
     owners = owners.masked_fill(line >= row_starts[-1], -1)
     return WorkList(
-        items,
-        torch.nn.functional.pad(ends, (1, 0)).to(torch.int32),
+        tiles,
+        items.to(torch.int32),
+        starts,
         splits.flatten().to(torch.int32),
         owners.to(torch.int32),
     )
+
+
+def slots_of(indices: Tensor, block_table: Tensor, block_size: int) -> Tensor:
+    """Return the slots of logical positions `[B, Hkv, N]` in the pool, int32.
+
+    Undefined entries have undefined slots.
+    """
+    batch, heads, width = indices.shape
+    flat = indices.reshape(batch, heads * width).long()
+    block = (flat // block_size).clamp_(0, block_table.shape[1] - 1)
+    found = block_table.gather(1, block) * block_size + (flat % block_size)
+    return found.to(torch.int32).view(batch, heads, width)

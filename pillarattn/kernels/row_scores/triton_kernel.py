@@ -142,3 +142,101 @@ def row_scores(
             num_warps=4,
         )
     return scores
+
+
+@triton.jit
+def paged_row_scores_kernel(
+    query, key_pool, lse, out, scored, row_starts, lengths, block_table,
+    stride_qt, stride_qh, stride_ks, stride_kh, stride_tb, stride_ov, stride_oh, stride_oq,
+    kv_heads, queries, size, scale_log2, softcap, window,
+    G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Score one stretch of a request's keys for one KV head, if the request is there."""
+    v = (tl.program_id(0) // kv_heads).to(tl.int64)
+    h = (tl.program_id(0) % kv_heads).to(tl.int64)
+    b = tl.load(scored + v).to(tl.int64)
+    known = b >= 0
+    first_row = tl.load(row_starts + b, mask=known, other=0).to(tl.int32)
+    rows = tl.load(row_starts + b + 1, mask=known, other=0).to(tl.int32) - first_row
+    length = tl.load(lengths + b, mask=known, other=0).to(tl.int32)
+    start = tl.program_id(1) * BLOCK_N
+    first_query = tl.program_id(2) * BLOCK_Q
+    if (start < length) & (first_query < rows):
+        position = start + tl.arange(0, BLOCK_N)
+        i = first_query + tl.arange(0, BLOCK_Q)
+        columns = tl.arange(0, BLOCK_D)
+        inside = position < length
+        block = tl.load(block_table + b * stride_tb + position // BLOCK, mask=inside, other=0)
+        slot = block.to(tl.int64) * BLOCK + position % BLOCK
+        k = tl.load(
+            key_pool + slot[:, None] * stride_ks + h * stride_kh + columns[None, :],
+            mask=inside[:, None] & (columns < D)[None, :],
+            other=0.0,
+        )
+        own = length - rows + i
+        visible = (position[None, :] <= own[:, None]) & (i < rows)[:, None]
+        if HAS_WINDOW:
+            visible = visible & (position[None, :] > own[:, None] - window)
+        row = (first_row + i).to(tl.int64)
+        total = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
+        for g in range(G):
+            head = h * G + g
+            q = tl.load(
+                query + row[:, None] * stride_qt + head * stride_qh + columns[None, :],
+                mask=(i < rows)[:, None] & (columns < D)[None, :],
+                other=0.0,
+            )
+            logits = tl.dot(q, tl.trans(k), input_precision="ieee")
+            if HAS_CAP:
+                raised = tl.exp2(logits * (scale_log2 * 2.0 / softcap))
+                logits = softcap * 1.4426950408889634 * (1.0 - 2.0 / (1.0 + raised))
+            else:
+                logits = logits * scale_log2
+            end = tl.load(lse + row * (kv_heads * G) + head, mask=i < rows, other=0.0)
+            share = tl.exp2(logits - end[:, None] * 1.4426950408889634)
+            total += tl.where(visible, share, 0.0)
+        place = v * stride_ov + h * stride_oh + i.to(tl.int64) * stride_oq
+        written = (i < rows) & (i < queries)
+        tl.store(
+            out + place[:, None] + position[None, :],
+            total / G,
+            mask=written[:, None] & (inside & (position < size))[None, :],
+        )
+
+
+def paged_row_scores(
+    query: Tensor,
+    key_pool: Tensor,
+    lse: Tensor,
+    out: Tensor,
+    *,
+    scored: Tensor,
+    row_starts: Tensor,
+    lengths: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """Compute `kernels.paged_row_scores`; nothing is read on the host."""
+    _, query_heads, dim = query.shape
+    places, kv_heads, queries, size = out.shape
+    if not out.numel():
+        return
+    is_plain = query.dtype == torch.float32
+    block_keys = 16 if is_plain else 64
+    block_queries = 16 if queries <= 16 or is_plain else 32
+    grid = (places * kv_heads, -(-size // block_keys), -(-queries // block_queries))
+    with torch.cuda.device_of(query):
+        paged_row_scores_kernel[grid](
+            query, key_pool, lse, out, scored.contiguous(), row_starts.contiguous(),
+            lengths.contiguous(), block_table,
+            *query.stride()[:2], *key_pool.stride()[:2], block_table.stride(0), *out.stride()[:3],
+            kv_heads, queries, size, scale * 1.4426950408889634,
+            0.0 if softcap is None else softcap, 0 if window is None else window,
+            G=query_heads // kv_heads, D=dim, BLOCK=block_size, BLOCK_Q=block_queries,
+            BLOCK_N=block_keys, BLOCK_D=padded(dim), HAS_CAP=softcap is not None,
+            HAS_WINDOW=window is not None, num_warps=4,
+        )  # fmt: skip

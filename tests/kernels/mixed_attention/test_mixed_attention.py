@@ -115,11 +115,30 @@ def test_a_request_does_not_depend_on_the_others(triton_device) -> None:
         assert torch.equal(got, together[rows])
 
 
+def test_long_items_come_first() -> None:
+    from pillarattn.kernels.mixed_attention.work_list import make_work_list, most_splits
+
+    case = make([Part(40, keep=9), Part(70, rows=3), Part(30, rows=0), Part(64, keep=40)])
+    named = {n: case[n] for n in ("row_starts", "lengths", "counts", "tail_start")}
+    most = most_splits(case["block_table"], case["block_size"], TINY)
+    work = make_work_list(len(case["query"]), **named, group=3, tiles=TINY, most=most)
+    # 70 keys are three splits of 32; of the second draft's lists one has two and one has one.
+    assert work.splits.tolist() == [1, 1, 3, 3, 1, 1, 2, 1]
+    items = work.items[: int(work.starts[-1])].tolist()
+    assert items == [2, 2, 2, 3, 3, 3, 6, 6, 7, 0, 1]
+    assert [items.index(pair) for pair in (2, 3, 6, 7, 0, 1)] == [
+        int(work.starts[pair]) for pair in (2, 3, 6, 7, 0, 1)
+    ]
+
+
 def test_layers_share_a_work_list(triton_device) -> None:
     """Made for the longest selection of any layer; a layer with fewer keys has empty items."""
     from pillarattn.kernels.mixed_attention.launch import mixed_attention as launch
-    from pillarattn.kernels.mixed_attention.launch import slots_of
-    from pillarattn.kernels.mixed_attention.work_list import make_work_list, most_splits
+    from pillarattn.kernels.mixed_attention.work_list import (
+        make_work_list,
+        most_splits,
+        slots_of,
+    )
 
     case = make([Part(150, keep=100), Part(70, rows=3), Part(40, keep=9)], device=triton_device)
     named = {n: case[n] for n in ("row_starts", "lengths", "counts", "tail_start")}
@@ -137,7 +156,7 @@ def test_layers_share_a_work_list(triton_device) -> None:
     exact, ends = truth(other, torch.float64)
     settings = {"scale": 0.25, "window": None, "softcap": None, "sinks": None}
     lse = torch.full(case["query"].shape[:2], float("nan"), device=triton_device)
-    out = launch(**other, **settings, lse=lse, tiles=TINY, work=work, slots=slots)
+    out = launch(**other, **settings, lse=lse, work=work, slots=slots)
     assert (out.double() - exact).abs().max() < 2e-6
     torch.testing.assert_close(lse.double(), ends, rtol=1e-6, atol=2e-6)
 
