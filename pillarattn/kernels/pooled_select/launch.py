@@ -1,19 +1,28 @@
-"""Launches of pooled selection: four digits of the threshold, the shares of ties, the lists."""
+"""Launches of pooled selection: a guess, the search of the threshold, shares of ties, the lists."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from pillarattn.kernels.block_sizes import power_of_two
 from pillarattn.kernels.pooled_select.shares import shares_of
 from pillarattn.kernels.pooled_select.triton_kernel import (
+    bin_kernel,
     count_kernel,
-    histogram_kernel,
+    guess_kernel,
     list_kernel,
     narrow_kernel,
+    share_kernel,
 )
 
 BLOCK = 2048
+SAMPLES = 16384
+BINS = 4096
+# A right guess takes two passes as a rule. A wrong one leaves up to 32 bits, three passes of 12.
+PASSES = 4
+# Programs of 4 warps that keep a large GPU busy; fewer heads than that are split.
+WAVE = 132 * 8
 
 
 def pooled_select(
@@ -26,12 +35,14 @@ def pooled_select(
     sink: int,
     starts: Tensor,
     block: int = BLOCK,
+    splits: int | None = None,
     width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `kernels.pooled_select`; the width of the lists is the one thing read on the host.
 
     Args:
         block: scores of a step.
+        splits: of a head's scores (None: by the number of heads).
         width: of the lists, where the caller knows a bound of the counts; nothing is read then.
         others: as `kernels.pooled_select`.
     """
@@ -43,36 +54,43 @@ def pooled_select(
     shares = shares_of(lengths=lengths, budgets=budgets, recent=recent, sink=sink, starts=starts)
     scores = scores.detach()
     scores = scores if scores.stride(2) == 1 else scores.contiguous()
-    strides, pairs = scores.stride()[:2], rows * heads
-    wanted = (shares.left * heads).view(layers, batch).sum(dim=0)
-    has_room = wanted > 0
-    bins = torch.zeros(batch, 256, dtype=torch.int32, device=device)
-    prefixes = torch.zeros(batch, dtype=torch.int64, device=device)
+    pairs, steps = rows * heads, -(-size // block)
+    splits = min(splits or max(1, WAVE // pairs), steps)
+    span = -(-steps // splits) * block
+    grid, sizes = (pairs, splits), (*scores.stride()[:2], heads, batch, size, span)
+    ranges = (shares.begins, shares.ends, shares.lows, shares.highs)
+    wanted, totals = (
+        (part * heads).view(layers, batch).sum(dim=0)
+        for part in (shares.left, shares.highs - shares.lows)
+    )
+    bins = torch.zeros(batch, BINS + 1, dtype=torch.int32, device=device)
+    states = torch.empty(batch, 4, dtype=torch.int64, device=device)
+    rooms = torch.zeros(batch, dtype=torch.int64, device=device)
+    firm, ties, taken = (
+        torch.empty(pairs, splits, dtype=torch.int32, device=device) for _ in range(3)
+    )
+    counts = torch.empty(rows, heads, dtype=torch.int32, device=device)
+    parts = power_of_two(splits)
     with torch.cuda.device_of(scores):
-        for shift in (24, 16, 8, 0):
-            histogram_kernel[(pairs, -(-size // block))](
-                scores, shares.lows, shares.highs, prefixes, bins, *strides, heads, batch,
-                SHIFT=shift, BLOCK=block,
-            )  # fmt: skip
-            narrow_kernel[(batch,)](bins, prefixes, wanted)
-        # Nothing left to choose: no key is that large.
-        thresholds = prefixes.where(has_room, 2**32)
-        above, ties = (torch.empty(rows, heads, dtype=torch.int32, device=device) for _ in "ab")
-        count_kernel[(pairs,)](
-            scores, shares.lows, shares.highs, thresholds, above, ties, *strides, heads, batch,
-            BLOCK=block,
+        guess_kernel[(batch,)](
+            scores, shares.lows, shares.highs, wanted, totals, states, *scores.stride()[:2],
+            layers * heads, heads, batch, size, SAMPLES=SAMPLES, BINS=BINS, num_warps=16,
         )  # fmt: skip
-        by_row = ties.view(layers, batch, heads).transpose(0, 1).flatten(1)
-        earlier = by_row.cumsum(dim=1) - by_row
-        taken = torch.minimum(by_row, (wanted.unsqueeze(-1) - earlier).clamp_min(0))
-        taken = taken.view(batch, layers, heads).transpose(0, 1).reshape(rows, heads)
-        forced = (shares.ends - shares.begins) - (shares.highs - shares.lows)
-        counts = (forced.unsqueeze(-1) + above + taken).to(torch.int32)
+        for _ in range(PASSES):
+            bin_kernel[grid](
+                scores, shares.lows, shares.highs, states, bins, *sizes, BINS=BINS, BLOCK=block
+            )
+            narrow_kernel[(batch,)](bins, states, wanted, rooms, BINS=BINS)
+        count_kernel[grid](scores, *ranges, states, firm, ties, *sizes, BLOCK=block)
+        share_kernel[(batch,)](
+            firm, ties, rooms, taken, counts, layers * heads, heads, batch, splits,
+            LINES=max(1, 1024 // parts), SPLITS=parts,
+        )  # fmt: skip
         width = int(counts.max()) if width is None else width
         indices = torch.zeros(rows, heads, width, dtype=torch.int32, device=device)
         if width:
-            list_kernel[(pairs,)](
-                scores, shares.begins, shares.ends, shares.lows, shares.highs, thresholds,
-                taken.to(torch.int32), indices, *strides, heads, batch, width, BLOCK=block,
+            list_kernel[grid](
+                scores, *ranges, states, firm, taken, indices, *sizes, width,
+                SPLITS=parts, BLOCK=block,
             )  # fmt: skip
     return indices, counts

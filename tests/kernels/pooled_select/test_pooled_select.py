@@ -125,6 +125,69 @@ def test_a_head_may_take_all(implementation, request) -> None:
     assert apart.tolist() == [[18, 2], [18, 2]]
 
 
+class Guess:
+    """In place of the kernel that guesses, a range that begins `first` and is `width` keys wide."""
+
+    def __init__(self, first, width, shift):
+        self.state = [first, width, shift, 0]
+
+    def __getitem__(self, grid):
+        return self
+
+    def __call__(self, *tensors, **options):
+        states = tensors[5]
+        states.copy_(torch.tensor(self.state, device=states.device).expand_as(states))
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "odd"])
+@pytest.mark.parametrize(
+    "guess",
+    [(0x7F800000, 1, 0), (-2147483647, 1, 0), (0x3F000000, 1, 0), (-2147483647, 2**32 - 2**23, 20)],
+    ids=["largest", "smallest", "between", "all"],
+)
+def test_a_wrong_guess_costs_time_alone(guess, kind, triton_device, monkeypatch) -> None:
+    from pillarattn.kernels.pooled_select import launch
+
+    monkeypatch.setattr(launch, "guess_kernel", Guess(*guess))
+    gen = torch.Generator().manual_seed(3)
+    scores = torch.randn(4, 2, 500, generator=gen)
+    if kind == "ties":
+        scores = scores.round()
+    elif kind == "odd":
+        odd = torch.tensor([0.0, -0.0, NAN, float("inf"), -float("inf"), 1e-40])
+        scores = odd[torch.randint(len(odd), scores.shape, generator=gen)]
+    arguments = {
+        "layers": 2, "lengths": torch.tensor([500, 410] * 2, device=triton_device), "sink": 2,
+        "budgets": torch.tensor([50, 300] * 2, device=triton_device),
+        "recent": torch.tensor([5] * 4, device=triton_device),
+    }  # fmt: skip
+    check(scores.to(triton_device), "triton", **arguments)
+
+
+def test_splits_of_a_head_change_nothing(triton_device) -> None:
+    from pillarattn.kernels.pooled_select.launch import pooled_select as launch
+
+    gen = torch.Generator().manual_seed(4)
+    scores = torch.rand(4, 2, 700, generator=gen).mul(50).round().to(triton_device)
+    four = torch.ones(4, dtype=torch.int64, device=triton_device)
+    lengths = torch.tensor([700, 333] * 2, device=triton_device)
+    given_ = {"layers": 2, "lengths": lengths, "budgets": four * 90, "recent": four * 70,
+              "sink": 3, "starts": torch.tensor([0, 0, 0, 150], device=triton_device)}  # fmt: skip
+    whole = launch(scores, **given_, block=64, splits=1)
+    for one, other in zip(whole, launch(scores, **given_, block=64, splits=5), strict=True):
+        assert torch.equal(one, other)
+    check(scores, "triton", **given_)
+
+
+def test_keys_that_a_sample_does_not_meet(triton_device) -> None:
+    # One short stretch holds all large scores; most of a head is not in a small sample.
+    scores = torch.rand(1, 1, 40_000, generator=torch.Generator().manual_seed(5))
+    scores[0, 0, 100:130] += 1
+    one = torch.ones(1, dtype=torch.int64, device=triton_device)
+    given_ = {"layers": 1, "lengths": one * 40_000, "budgets": one * 20, "recent": one}
+    check(scores.to(triton_device), "triton", **given_)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
