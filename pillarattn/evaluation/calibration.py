@@ -15,6 +15,7 @@ from pillarattn.config import PillarConfig
 from pillarattn.datatypes import Selection
 from pillarattn.evaluation.lossless import patched
 from pillarattn.evaluation.probe import ProbeRun, check_probe
+from pillarattn.evaluation.probe_memory import ProbeMemory
 from pillarattn.evaluation.probe_pass import TextPass, active
 from pillarattn.evaluation.probe_rounds import RoundProbe
 from pillarattn.evaluation.probe_table import Tally
@@ -105,8 +106,9 @@ def calibrate(
     config = PillarConfig(k=k, s=s, strategy=ForecastStrategy(budget="even"), min_budget=1)
     check_probe([config], ids, temperature, start, None)
     with patched(model), active(model):
-        probe = _LayerPrices(config, start=start)
-        run = ProbeRun(model, ids.to(model.device), [probe], temperature, start)
+        memory = ProbeMemory.of(model.device)
+        probe = _LayerPrices(config, start=start, memory=memory)
+        run = ProbeRun(model, ids.to(model.device), [probe], temperature, start, memory)
         run.go(None, on_progress or (lambda share: None))
         count = len(run.text.cache.layers)
     layers = sorted(probe.tallies)
@@ -134,8 +136,8 @@ def _weights(layers: list[int], loss: list[float], dropped: list[float], count: 
 class _LayerPrices(RoundProbe):
     """Drafts every round once for each layer, with few keys in that layer alone."""
 
-    def __init__(self, config: PillarConfig, *, start: int) -> None:
-        super().__init__(config, start=start)
+    def __init__(self, config: PillarConfig, *, start: int, memory: ProbeMemory) -> None:
+        super().__init__(config, start=start, memory=memory)
         self.tallies: dict[int, Tally] = {}
         self.dropped: dict[int, list[float]] = {}
 
@@ -149,23 +151,27 @@ class _LayerPrices(RoundProbe):
     def _finish(
         self,
         text: TextPass,
-        pending: list[tuple[int, dict[int, Selection]]],
+        places: list[int],
+        selections: dict[int, Selection],
         target: Tensor,
         first: int,
         temperature: float,
     ) -> None:
-        for layer in pending[0][1]:
-            alone = [(place, {layer: chosen[layer]}) for place, chosen in pending]
+        for layer, selection in selections.items():
             self.tally = self.tallies.setdefault(layer, Tally())
-            super()._finish(text, alone, target, first, temperature)
+            super()._finish(text, places, {layer: selection}, target, first, temperature)
             missed = self.dropped.setdefault(layer, [])
-            missed += [self._missed(text, layer, place, one[layer]) for place, one in alone]
+            missed += [
+                self._missed(text, layer, place, selection.indices[row], selection.counts[row])
+                for row, place in enumerate(places)
+            ]
 
-    def _missed(self, text: TextPass, layer: int, place: int, selection: Selection) -> float:
+    def _missed(
+        self, text: TextPass, layer: int, place: int, indices: Tensor, counts: Tensor
+    ) -> float:
         """Return the share of the round's attention to old keys that a selection leaves out."""
         rows = text.row_scores(layer, place, place + self.config.k)
         mass = rows[..., :place].float().mean(dim=0)  # [Hkv, S]
-        used = torch.arange(selection.indices.shape[-1], device=mass.device)
-        used = used < selection.counts[0].unsqueeze(-1)
-        caught = (mass.gather(1, selection.indices[0].long()) * used).sum()
+        used = torch.arange(indices.shape[-1], device=mass.device) < counts.unsqueeze(-1)
+        caught = (mass.gather(1, indices.long()) * used).sum()
         return float(1 - caught / mass.sum().clamp_min(1e-12))

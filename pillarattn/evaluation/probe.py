@@ -15,14 +15,11 @@ from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.evaluation.environment import environment
 from pillarattn.evaluation.lossless import patched
+from pillarattn.evaluation.probe_memory import ProbeMemory
 from pillarattn.evaluation.probe_pass import TextPass, active
 from pillarattn.evaluation.probe_rounds import RoundProbe
 from pillarattn.evaluation.probe_table import Table
 from pillarattn.evaluation.probe_text import token_ids
-
-# Bytes that the row scores of one piece of the text may take.
-SCORE_MEMORY = 640 * 2**20
-MOST_ROWS = 512
 
 # Rounds of a text have no draws to adapt to, and no other drafter beside them.
 FIXED = {"drafter": "sparse", "draft_length": "constant", "draft_share": "constant"}
@@ -61,7 +58,8 @@ def acceptance_probe(
         temperature: of p and q, >= 0; 0 compares their most likely tokens.
         start: tokens of the prompt, >= 1: where the first round begins.
         max_tokens: cut the text to its first tokens.
-        piece: tokens of the full pass at once; None fits a few hundred MB.
+        piece: tokens of the full pass at once; None fits a few hundred MB, or a share of the free
+            memory of a GPU.
         per_round: also return each round's start and expected number of accepted drafts.
         on_progress: called with the share of the work that is done, 0..1.
 
@@ -90,12 +88,13 @@ def acceptance_probe(
             raise UnsupportedModelError(
                 f"{type(model).__name__} takes no position_ids, which rounds side by side need"
             )
+        memory = ProbeMemory.of(model.device)
         probes = [
-            RoundProbe(config, start=start, row_limit=_row_limit(model, config))
+            RoundProbe(config, start=start, row_limit=_row_limit(model, config), memory=memory)
             for config in wanted
         ]
         with active(model):
-            run = ProbeRun(model, ids.to(model.device), probes, temperature, start)
+            run = ProbeRun(model, ids.to(model.device), probes, temperature, start, memory)
             run.go(piece, on_progress or (lambda share: None))
     records = [
         _record(probe, config, temperature, per_round)
@@ -122,6 +121,7 @@ class ProbeRun:
         probes: Sequence[RoundProbe],
         temperature: float,
         start: int,
+        memory: ProbeMemory,
     ) -> None:
         # One token tells which layers there are, which have windows, and whether all is supported.
         sample = TextPass(model, ids[:1])
@@ -132,6 +132,8 @@ class ProbeRun:
         self.probes = probes
         self.temperature = temperature
         self.start = start
+        self.memory = memory
+        self.vocabulary = model.config.get_text_config(decoder=True).vocab_size
         self.scored = self.sparse if any(p.needs_row_scores for p in probes) else None
 
     def go(self, piece: int | None, on_progress: Callable[[float], None]) -> None:
@@ -158,11 +160,11 @@ class ProbeRun:
         return (logits / self.temperature).softmax(dim=-1)
 
     def _piece(self, total: int) -> int:
-        if self.scored is None:
-            return MOST_ROWS
+        rows = min(self.memory.rows, self.memory.logits // (4 * self.vocabulary))
+        if self.scored is not None:
+            rows = min(rows, self.memory.scores // (4 * self.kv_heads * total))
         longest_round = max(probe.config.k for probe in self.probes) + 1
-        rows = SCORE_MEMORY // (4 * self.kv_heads * total)
-        return max(min(rows, MOST_ROWS), longest_round)
+        return max(rows, longest_round)
 
 
 def _configs(configs: ProbeConfig | Sequence[ProbeConfig]) -> list[PillarConfig]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Selection
+from pillarattn.datatypes import RowLengths, Selection
 from pillarattn.evaluation.probe_pass import TextPass
 from pillarattn.kernels.softmax import accumulation_dtype, attention_probabilities
 from pillarattn.modules.cache import ContiguousLayer
@@ -23,8 +23,12 @@ StepChoice = Callable[[int, Tensor, Tensor | None], Selection]
 class KeysRead:
     """Keys that a draft row attended, its own round's included: means over rows and heads."""
 
-    total: float = 0.0
+    totals: list[Tensor] = field(default_factory=list)
     layers: int = 0
+
+    def mean(self) -> float:
+        """Return the mean over layers; waits for the device."""
+        return float(torch.stack(self.totals).sum()) / self.layers
 
 
 class RoundsAttention:
@@ -35,7 +39,7 @@ class RoundsAttention:
 
     Args:
         text: the full pass; its keys are complete up to every start.
-        starts: `[R]` int64, positions where the rounds begin.
+        starts: positions where the R rounds begin.
         selections: by layer, one row a round; a layer that is absent reads all it sees.
         choose: chooses a layer's keys from the rows' own queries instead; None does not.
         needs_scores: whether `choose` wants the queries' scores of all keys.
@@ -44,15 +48,15 @@ class RoundsAttention:
     def __init__(
         self,
         text: TextPass,
-        starts: Tensor,
+        starts: RowLengths,
         selections: dict[int, Selection],
         *,
         choose: StepChoice | None = None,
         needs_scores: bool = False,
     ) -> None:
         self.text = text
-        self.starts = starts
-        self.longest = int(starts.max())
+        self.starts = starts.tensor
+        self.longest = starts.max
         self.selections = selections
         self.choose = choose
         self.needs_scores = needs_scores
@@ -103,7 +107,7 @@ class RoundsAttention:
         if sum(widths) < 0.8 * heads * max(widths):
             # A budget may move between heads: the narrow ones would be gathered like the widest.
             parts = [slice(head, head + 1) for head in range(heads)]
-        found, keys_read = [], 0.0
+        found = []
         for part in parts:
             own = Selection(
                 selection.indices[:, part, : max(widths[part])],
@@ -123,8 +127,7 @@ class RoundsAttention:
                 replace(options, sinks=sinks),
             )
             found.append(out)
-            keys_read += seen * (part.stop - part.start) / heads
-        self.read.total += keys_read
+            self.read.totals.append(seen * ((part.stop - part.start) / heads))
         self.read.layers += 1
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
@@ -137,7 +140,7 @@ class RoundsAttention:
         layer_index: int,
         part: slice,
         options: AttentionOptions,
-    ) -> tuple[Tensor, float]:
+    ) -> tuple[Tensor, Tensor]:
         """Return some heads' output and the mean number of keys that a row sees."""
         batch, query_heads, rows, dim = query.shape
         text = self.text.layer(layer_index)
@@ -152,7 +155,7 @@ class RoundsAttention:
         packed = (query.to(dtype) * _scale(options, dim)).reshape(batch, heads, -1, dim)
         logits = (packed @ near_keys.transpose(-1, -2)).unflatten(2, (-1, rows))
         visible = self._visible(selection, rows, block_keys.shape[2], options.window)
-        seen = float(visible.sum(dim=-1).float().mean())
+        seen = visible.sum(dim=-1).double().mean()
         probabilities = attention_probabilities(
             logits, visible=visible, softcap=options.softcap, sinks=options.sinks
         )
@@ -183,7 +186,8 @@ class RoundsAttention:
         """Return what a dense layer reads: all positions before the round, or its window's."""
         heads = self.text.layer(layer_index).views()[0].shape[1]
         counts = self.starts if window is None else self.starts.clamp_max(window - 1)
-        line = torch.arange(int(counts.max()), device=self.starts.device)
+        most = self.longest if window is None else min(self.longest, window - 1)
+        line = torch.arange(most, device=self.starts.device)
         places = ((self.starts - counts).unsqueeze(-1) + line).clamp_max(self.longest - 1)
         return Selection(
             places.unsqueeze(1).expand(-1, heads, -1).to(torch.int32),

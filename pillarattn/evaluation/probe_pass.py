@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from pillarattn.errors import UnsupportedModelError
 from pillarattn.kernels.softmax import accumulation_dtype
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.cache import ContiguousCache, ContiguousLayer
+from pillarattn.modules.round_selection import RoundScores
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
@@ -48,6 +49,13 @@ class RowWindow:
             return found[0]
         width = max(piece.shape[-1] for piece in found)
         return torch.cat([pad(piece, (0, width - piece.shape[-1])) for piece in found])
+
+    def end_of_piece(self, row: int) -> int:
+        """Return where the piece that holds a row ends."""
+        for first, piece in self._pieces:
+            if first <= row < first + len(piece):
+                return first + len(piece)
+        raise IndexError(f"row {row} is not in the window")
 
     def forget(self, before: int) -> None:
         """Drop the rows before `before`; what stays of a piece is copied, so that it is freed."""
@@ -138,32 +146,37 @@ class TextPass:
         """Return target logits of rows `first..last - 1`, `[n, V]`."""
         return self._logits.rows(first, last)
 
-    def scores(
-        self, first: int, last: int, *, length: int, limit: int | None = None
-    ) -> ScoreBuffer:
-        """Return the row scores of rows `first..last - 1` as a verify pass leaves them.
+    def scores(self, firsts: Sequence[int], count: int, *, limit: int | None = None) -> RoundScores:
+        """Return the row scores of `count` rows a round as verify passes leave them.
 
         Args:
-            first, last: the rows.
-            length: tokens in the cache at the end of that pass.
+            firsts: first row of each round, evenly spaced.
+            count: rows of each.
             limit: leading rows that count; the others are 0 (see `kernels.verify_attention`).
         """
-        buffer = ScoreBuffer()
-        lengths = RowLengths([length], self.ids.device)
+        buffer = RoundScores()
+        lengths = RowLengths([first + count for first in firsts], self.ids.device)
+        apart = firsts[1] - firsts[0] if len(firsts) > 1 else count
         for layer, window in self._scores.items():
-            rows = window.rows(first, last)
-            if limit is not None and limit < len(rows):
-                rows = torch.cat([rows[:limit], torch.zeros_like(rows[limit:])])
-            buffer.put(layer, rows.transpose(0, 1).unsqueeze(0), lengths)
+            rows = window.rows(firsts[0], firsts[-1] + count)
+            rounds = rows.unfold(0, count, apart).permute(0, 1, 3, 2)  # [R, Hkv, count, S]
+            if limit is not None and limit < count:
+                rounds = rounds.clone()
+                rounds[:, :, limit:] = 0.0
+            buffer.put(layer, rounds, lengths)
         return buffer
+
+    def scored_together(self, first: int) -> int:
+        """Return up to which row those from `first` on have their scores in one piece."""
+        return next(iter(self._scores.values())).end_of_piece(first)
 
     def row_scores(self, layer: int, first: int, last: int) -> Tensor:
         """Return one layer's row scores of rows `first..last - 1`, `[n, Hkv, S]`."""
         return self._scores[layer].rows(first, last)
 
-    def cache_at(self, length: int) -> ContiguousCache:
-        """Return the cache as it was after `length` tokens; its buffers are shared."""
-        lengths = RowLengths([length], self.ids.device)
+    def cache_at(self, places: Sequence[int]) -> ContiguousCache:
+        """Return the cache as it was at the rounds' lengths, `places`; its buffers are shared."""
+        lengths = RowLengths(tuple(places), self.ids.device)
         cache = ContiguousCache(len(self.cache.layers))
         for own, layer in zip(cache.layers, self.cache.layers, strict=True):
             own.key_buffer, own.value_buffer = layer.key_buffer, layer.value_buffer

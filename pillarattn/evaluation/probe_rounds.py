@@ -12,15 +12,13 @@ from pillarattn.datatypes import Phase, RowLengths, Selection
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.evaluation.probe_attention import RoundsAttention
+from pillarattn.evaluation.probe_memory import ProbeMemory
 from pillarattn.evaluation.probe_pass import TextPass
 from pillarattn.evaluation.probe_table import Tally
-from pillarattn.modules.score_buffer import ScoreBuffer
+from pillarattn.modules.round_selection import RoundScores
 from pillarattn.modules.step import StepState
 from pillarattn.modules.strategies import LayerState
 from pillarattn.patch.cache_adapter import PillarCache
-
-# Bytes that the largest temporary of one forward may take: gathered keys, scores or logits.
-MEMORY = 192 * 2**20
 
 
 class RoundProbe:
@@ -31,6 +29,7 @@ class RoundProbe:
         start: tokens of the prompt; the first round begins there.
         row_limit: leading rows of a verify pass that count; None is all.
         layers: layers whose drafts read few keys; the others read all. None: every sparse layer.
+        memory: limits on temporaries.
     """
 
     def __init__(
@@ -40,6 +39,7 @@ class RoundProbe:
         start: int,
         row_limit: int | None = None,
         layers: frozenset[int] | None = None,
+        memory: ProbeMemory = ProbeMemory(),  # noqa: B008 - frozen
     ) -> None:
         self.config = config
         self.selector = SelfSpeculativeGenerator.from_config(config).new_selector()
@@ -53,6 +53,7 @@ class RoundProbe:
         self.seeds = config.parity == "default"
         self.row_limit = row_limit
         self.layers = layers
+        self.memory = memory
 
     @property
     def needs_row_scores(self) -> bool:
@@ -74,20 +75,60 @@ class RoundProbe:
             first: see `target`.
             temperature: of both distributions; 0 is greedy.
         """
-        k = self.config.k
-        pending: list[tuple[int, dict[int, Selection]]] = []
-        while self.next + k <= text.end:
-            selections = self._select(text)
+        waiting: list[tuple[list[int], dict[int, Selection]]] = []
+
+        def draft(room: int) -> None:
+            places = [place for own, _ in waiting for place in own]
+            together = _joined([selections for _, selections in waiting])
+            parts = -(-len(places) // room)
+            size = -(-len(places) // parts)
+            for begin in range(0, len(places), size):
+                part = slice(begin, begin + size)
+                chosen = {i: _part(selection, part) for i, selection in together.items()}
+                self._finish(text, places[part], chosen, target, first, temperature)
+            waiting.clear()
+
+        room = 1
+        while places := self._coming(text):
+            selections = self._select(text, places)
             if self.layers is not None:
                 selections = {i: s for i, s in selections.items() if i in self.layers}
-            pending.append((self.next, selections))
-            self.next += k + 1
+            self.next = places[-1] + self.config.k + 1
+            waiting.append((places, selections))
             room = self._rounds_at_once(text, selections, target.shape[-1]) if selections else 1
-            if len(pending) >= room:
-                self._finish(text, pending, target, first, temperature)
-                pending = []
-        if pending:
-            self._finish(text, pending, target, first, temperature)
+            if sum(len(own) for own, _ in waiting) >= room:
+                draft(room)
+        if waiting:
+            draft(room)
+
+    def _coming(self, text: TextPass) -> list[int]:
+        """Return where the next rounds begin whose keys can be chosen together; none at the end."""
+        k, place = self.config.k, self.next
+        count = (text.end - k - place) // (k + 1) + 1
+        if count < 1 or place == self.start:
+            return [place] if count > 0 else []
+        if not self._chooses_at_steps:
+            count = min(count, self._selections_at_once(text))
+        if self.needs_row_scores:
+            # Rows of one piece need no copy.
+            rows, first = self._scored_rows(place)
+            count = min(count, (text.scored_together(first) - first - rows) // (k + 1) + 1)
+        return [place + i * (k + 1) for i in range(max(count, 1))]
+
+    def _scored_rows(self, place: int) -> tuple[int, int]:
+        """Return how many rows choose the keys of a round, and the first of them."""
+        if self.strategy.foresees:
+            return self.config.k, place
+        rows = self._rows_before()
+        return rows, place - rows
+
+    def _selections_at_once(self, text: TextPass) -> int:
+        """Return how many rounds' scores fit the memory for them."""
+        width = 4 * text.end * sum(text.layer(i).kv_heads for i in text.layers)
+        if text.ids.is_cuda:
+            # There, rows are stacked and masked before they are pooled.
+            width *= 3 * (self.config.k + 1 if self.needs_row_scores else 1)
+        return max(1, self.memory.selection // width)
 
     def _rows_before(self) -> int:
         """Return how many rows before the next round choose its keys."""
@@ -96,22 +137,25 @@ class RoundProbe:
             rows = max(rows, self.strategy.seed_rows)
         return min(rows, self.next)
 
-    def _select(self, text: TextPass) -> dict[int, Selection]:
-        """Choose the keys of the round at `self.next` exactly as a generation does there."""
-        k, place = self.config.k, self.next
-        cache = text.cache_at(place)
-        is_first = place == self.start
+    def _select(self, text: TextPass, places: list[int]) -> dict[int, Selection]:
+        """Choose the keys of the rounds from `self.next` on exactly as a generation does there."""
+        k, count = self.config.k, len(places)
+        is_first = places[0] == self.start
         if is_first and not self.seeds:
             return {}
-        rows = k if self.strategy.foresees else self._rows_before()
-        buffer = ScoreBuffer()
-        if self.strategy.foresees:
-            buffer = text.scores(place, place + k, length=place + k)
-        elif self.selector.scores_verify:
-            buffer = text.scores(place - rows, place, length=place, limit=self.row_limit)
-        emitted = [0 if is_first else k + 1]
-        tokens = text.ids[: place + 1].unsqueeze(0) if self.strategy.needs_tokens else None
-        return self.selector.select(cache, buffer, emitted=emitted, rows=[rows], tokens=tokens)
+        rows, first = self._scored_rows(places[0])
+        buffer = RoundScores()
+        if self.selector.scores_verify:
+            limit = None if self.strategy.foresees else self.row_limit
+            firsts = [place - places[0] + first for place in places]
+            buffer = text.scores(firsts, rows, limit=limit)
+        return self.selector.select_rounds(
+            text.cache_at(places),
+            buffer,
+            emitted=[0 if is_first else k + 1] * count,
+            rows=[rows] * count,
+            tokens=text.ids.unsqueeze(0) if self.strategy.needs_tokens else None,
+        )
 
     def _rounds_at_once(
         self, text: TextPass, selections: dict[int, Selection], vocabulary: int
@@ -122,17 +166,18 @@ class RoundProbe:
         heads, dim = keys.shape[1], keys.shape[3]
         query_heads = text.model.config.get_text_config(decoder=True).num_attention_heads
         # Layers that stay dense, and strategies that ignore the budget, read up to everything.
-        sparse = self.selector.sparse_layers(text.cache_at(length))
-        is_dense = len(sparse) < len(text.layers) or self.layers is not None
+        is_dense = len(selections) < len(text.layers) or self.layers is not None
         is_dense = is_dense or self.config.strategy == "full"
-        # Budgets that move between heads make some selections wide.
-        counts = torch.stack([s.counts.sum(dim=-1) for s in selections.values()])
-        widest = -(-int(counts.max()) // heads)
+        widest = 0
+        if not self._chooses_at_steps:
+            # Budgets that move between heads make some selections wide.
+            counts = torch.stack([s.counts.sum(dim=-1) for s in selections.values()])
+            widest = -(-int(counts.max()) // heads)
         width = length if is_dense else max(self.selector.budget(length), widest)
         scored = length if self._chooses_at_steps and self.strategy.needs_scores else width
         copies = k if self._chooses_at_steps and self.strategy.refresh_steps is None else 1
         largest = max(copies * heads * width * dim, k * query_heads * scored, k * vocabulary)
-        return max(1, MEMORY // (4 * largest))
+        return max(1, self.memory.draft // (4 * largest))
 
     @property
     def _chooses_at_steps(self) -> bool:
@@ -141,15 +186,15 @@ class RoundProbe:
     def _finish(
         self,
         text: TextPass,
-        pending: list[tuple[int, dict[int, Selection]]],
+        places: list[int],
+        selections: dict[int, Selection],
         target: Tensor,
         first: int,
         temperature: float,
     ) -> None:
-        """Draft the pending rounds and add them to the tally."""
+        """Draft rounds, a row of the selections each, and add them to the tally."""
         k = self.config.k
-        places = [place for place, _ in pending]
-        logits, keys = self._draft(text, pending)
+        logits, keys = self._draft(text, places, selections)
         rows = torch.tensor(places, device=logits.device).unsqueeze(-1) - first
         rows = rows + torch.arange(k, device=logits.device)
         wanted = target[rows.reshape(-1)]
@@ -162,16 +207,15 @@ class RoundProbe:
         self.tally.add(places, overlap.view(-1, k), agree.view(-1, k), keys)
 
     def _draft(
-        self, text: TextPass, pending: list[tuple[int, dict[int, Selection]]]
+        self, text: TextPass, places: list[int], selections: dict[int, Selection]
     ) -> tuple[Tensor, float]:
         """Return the drafts' logits `[R, k, V]` and the mean of keys that a row attends."""
-        k, device = self.config.k, text.ids.device
-        starts = torch.tensor([place for place, _ in pending], device=device)
-        positions = starts.unsqueeze(-1) + torch.arange(k, device=device)
+        k, starts = self.config.k, RowLengths(places, text.ids.device)
+        positions = starts.tensor.unsqueeze(-1) + torch.arange(k, device=text.ids.device)
         attention = RoundsAttention(
             text,
             starts,
-            _stacked([selections for _, selections in pending], starts),
+            selections,
             choose=self._choice(text, starts) if self._chooses_at_steps else None,
             needs_scores=self.strategy.needs_scores,
         )
@@ -184,11 +228,12 @@ class RoundProbe:
                 f"{type(text.model).__name__} attends outside the library in some layers, so that "
                 "many rounds cannot be drafted at once"
             )
-        return logits, attention.read.total / attention.read.layers
+        return logits, attention.read.mean()
 
-    def _choice(self, text: TextPass, starts: Tensor) -> Any:
+    def _choice(self, text: TextPass, starts: RowLengths) -> Any:
         """Return how a layer's keys are chosen from the draft rows' own queries."""
-        k, host = self.config.k, starts.tolist()
+        k = self.config.k
+        emitted = [0 if place == self.start else k + 1 for place in starts.host]
         steps = self.strategy.refresh_steps
         chosen = [j for j in range(k) if steps is None or j in steps]
         # Row j reads what the last choice at or before it has found.
@@ -203,8 +248,8 @@ class RoundProbe:
                 own = None if scores is None else scores.unflatten(0, (-1, k))[:, j]
                 found.append(
                     self.selector.choose(
-                        RowLengths(host, starts.device),
-                        [0 if place == self.start else k + 1 for place in host],
+                        starts,
+                        emitted,
                         LayerState(index, keys, values),
                         window=layer.window,
                         query=query[:, :, j],
@@ -214,7 +259,7 @@ class RoundProbe:
                 )
             if len(found) == 1:
                 return found[0]
-            return _by_row(found, latest, starts)
+            return _by_row(found, latest, starts.tensor)
 
         return choose
 
@@ -231,18 +276,25 @@ def _by_row(found: list[Selection], latest: Tensor, starts: Tensor) -> Selection
     )
 
 
-def _stacked(selections: list[dict[int, Selection]], starts: Tensor) -> dict[int, Selection]:
-    """Return one selection a layer, one row a round; unused places are 0."""
-    stacked = {}
-    for layer in selections[0]:
-        own = [selection[layer] for selection in selections]
+def _joined(groups: list[dict[int, Selection]]) -> dict[int, Selection]:
+    """Return one selection a layer, the rows of all groups; unused places are 0."""
+    if len(groups) == 1:
+        return groups[0]
+    joined = {}
+    for layer in groups[0]:
+        own = [group[layer] for group in groups]
         width = max(s.indices.shape[-1] for s in own)
-        stacked[layer] = Selection(
+        joined[layer] = Selection(
             torch.cat([_widened(s.indices, width) for s in own]),
             torch.cat([s.counts for s in own]),
-            starts,
+            torch.cat([s.tail_start for s in own]),
         )
-    return stacked
+    return joined
+
+
+def _part(selection: Selection, rows: slice) -> Selection:
+    """Return some rows of a selection."""
+    return Selection(selection.indices[rows], selection.counts[rows], selection.tail_start[rows])
 
 
 def _widened(indices: Tensor, width: int) -> Tensor:

@@ -12,7 +12,9 @@ from pillarattn.datatypes import RowLengths, Selection
 from pillarattn.kernels import attention_scores
 from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.cache.contiguous import ContiguousCache, ContiguousLayer
+from pillarattn.modules.round_selection import RoundScores, select_rounds
 from pillarattn.modules.score_buffer import ScoreBuffer
+from pillarattn.modules.selection_numbers import NumbersOnce
 from pillarattn.modules.step import AttentionOptions, SeedQueries
 from pillarattn.modules.strategies.base import LayerState, SelectionRequest, Strategy
 
@@ -72,6 +74,7 @@ class Selector:
         self.round_index = 0
         self._indices: dict[int, int] = {}
         self._chosen: dict[int, Selection] = {}
+        self._numbers = NumbersOnce()
 
     @property
     def scores_verify(self) -> bool:
@@ -133,20 +136,67 @@ class Selector:
             rows: leading verify rows that count in each row of the batch; None: those emitted.
             tokens: `[B, T]`, for a strategy that needs them; see `SelectionRequest.tokens`.
         """
+        selections = self._choose_all(cache, buffer, emitted, rows or emitted, tokens)
+        self.round_index += 1
+        return selections
+
+    def select_rounds(
+        self,
+        cache: ContiguousCache,
+        buffer: RoundScores,
+        *,
+        emitted: list[int],
+        rows: list[int],
+        tokens: Tensor | None = None,
+    ) -> dict[int, Selection]:
+        """Choose the keys of successive rounds of one text, as `select` would one by one.
+
+        A strategy that keeps no history is asked once.
+
+        Args:
+            cache: one text, `[1, Hkv, S, D]`; its lengths are those of the rounds, in their order.
+            buffer: the row scores `[rounds, Hkv, Q, S]` of the verify pass before each.
+            emitted, rows: see `select`; a number for each round.
+            tokens: `[1, T]`, of the text; no round sees those past its newest one.
+        """
+        count = len(cache.lengths.host)
+        rounds = tuple(range(self.round_index, self.round_index + count))
+        if tokens is not None:
+            tokens = tokens[:, : cache.lengths.max + 1]
+            line = torch.arange(tokens.shape[1], device=tokens.device)
+            unknown = line > cache.lengths.tensor.unsqueeze(-1)
+            tokens = tokens.expand(count, -1).masked_fill(unknown, -1)
+        selections = self._choose_all(cache, buffer, emitted, rows, tokens, rounds=rounds)
+        self.round_index += count
+        return selections
+
+    def _choose_all(
+        self,
+        cache: ContiguousCache,
+        buffer: ScoreBuffer,
+        emitted: list[int],
+        rows: list[int],
+        tokens: Tensor | None,
+        *,
+        rounds: tuple[int, ...] = (),
+    ) -> dict[int, Selection]:
         selections: dict[int, Selection] = {}
         # Draft steps name a layer by its object.
         self._indices = {id(layer): index for index, layer in enumerate(cache.layers)}
         self._chosen.clear()
-        counted = [max(1, n) for n in (rows or emitted)]
+        counted = [max(1, n) for n in rows]
         for indices in self._groups(cache):
             if self.strategy.refresh == "step":
                 # Chosen at draft steps: this only marks the layers as sparse.
                 selections.update(self._placeholder(cache, indices))
                 continue
-            request = self._round_request(cache, buffer, indices, emitted, counted, tokens)
-            chosen, counts = self.strategy.select(request)
+            request = self._round_request(
+                cache, buffer, indices, emitted, counted, tokens, rounds=rounds
+            )
+            chosen, counts = (
+                select_rounds(self.strategy, request) if rounds else self.strategy.select(request)
+            )
             selections.update(self._split(indices, chosen, counts, cache.lengths))
-        self.round_index += 1
         return selections
 
     def refresh(
@@ -238,6 +288,8 @@ class Selector:
         emitted: list[int],
         counted: list[int],
         tokens: Tensor | None,
+        *,
+        rounds: tuple[int, ...],
     ) -> SelectionRequest:
         layer, end = cache.layers[indices[0]], cache.lengths.max
         assert layer.key_buffer is not None
@@ -260,11 +312,14 @@ class Selector:
             rows=rows,
             score_rows=score_rows,
             tokens=None if tokens is None else tokens[:, : end + 1].repeat(len(indices), 1),
+            rounds=rounds,
         )
 
     def _state(self, layer: ContiguousLayer, index: int) -> LayerState:
-        keys, values = layer.views()
         strategy = self.strategy
+        if not (strategy.needs_keys or strategy.needs_values):
+            return LayerState(index)
+        keys, values = layer.views()
         return LayerState(
             index,
             keys if strategy.needs_keys else None,
@@ -285,19 +340,11 @@ class Selector:
         query: Tensor | None = None,
         step: int | None = None,
         tokens: Tensor | None = None,
+        rounds: tuple[int, ...] = (),
     ) -> SelectionRequest:
-        starts = [0 if window is None else max(0, n - window + 1) for n in lengths.host]
-        visible = [n - start for n, start in zip(lengths.host, starts, strict=True)]
-        # One transfer to the device for all of them.
-        table = torch.tensor(
-            [
-                list(lengths.host),
-                [self.budget(n) for n in visible],
-                [self.forced.newest(n) for n in emitted],
-                starts,
-            ],
-            device=lengths.device,
-        ).repeat(1, len(layers))
+        newest = [self.forced.newest(n) for n in emitted]
+        numbers = self._numbers.of(lengths, newest, self.budget, window)
+        table = numbers.table.repeat(1, len(layers))
         return SelectionRequest(
             lengths=table[0],
             budgets=table[1],
@@ -314,7 +361,9 @@ class Selector:
             query=query,
             step=step,
             tokens=tokens,
+            rounds=rounds,
             host_lengths=lengths.host * len(layers),
+            widest=numbers.widest,
             mean_over_ranks=self.mean_over_ranks,
         )
 

@@ -11,6 +11,8 @@ import pillarattn
 from pillarattn import PillarConfig, SelfSpeculativeGenerator
 from pillarattn.datatypes import Phase
 from pillarattn.evaluation.probe import acceptance_probe
+from pillarattn.evaluation.probe_memory import ProbeMemory
+from pillarattn.evaluation.probe_pass import TextPass, active
 from pillarattn.modules import ScoreBuffer, StepState
 from pillarattn.modules.strategies import STRATEGIES, OracleStrategy, UnionStrategy
 from pillarattn.patch.cache_adapter import PillarCache
@@ -133,10 +135,26 @@ def test_pieces_of_the_text_change_nothing(tiny_model, piece, name):
 
 @pytest.mark.parametrize("name", ["pillar", "quest"])
 def test_rounds_one_at_a_time_change_nothing(tiny_model, monkeypatch, name):
-    from pillarattn.evaluation import probe_rounds
-
-    monkeypatch.setattr(probe_rounds, "MEMORY", 1)
+    one = ProbeMemory(draft=1, selection=1)
+    monkeypatch.setattr(ProbeMemory, "of", lambda device: one)
     check(tiny_model("llama"), PillarConfig(strategy=name, **SPARSE))
+
+
+@pytest.mark.parametrize("name", ["pillar", "h2o", "oracle", "quest", "union"])
+def test_a_gpus_memory_takes_few_forwards_and_changes_nothing(tiny_model, monkeypatch, name):
+    model, ids, config = tiny_model("llama").double(), text(), PillarConfig(strategy=name, **SPARSE)
+    (wanted,) = acceptance_probe(model, ids, config, start=START, piece=7, per_round=True)
+    forwards = []
+    plain = TextPass.forward
+    monkeypatch.setattr(
+        TextPass, "forward", lambda self, *a, **k: forwards.append(a) or plain(self, *a, **k)
+    )
+    monkeypatch.setattr(ProbeMemory, "of", lambda device: ProbeMemory.of_free(2**34))
+    (found,) = acceptance_probe(model, ids, config, start=START, per_round=True)
+    # A sample, the prompt in at most two, the text, and all drafts.
+    assert len(forwards) <= 5
+    for name in ("accepted_per_round", "overlap_by_position", "keys_read_per_draft_step"):
+        assert found[name] == pytest.approx(wanted[name], abs=1e-9)
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
@@ -176,7 +194,6 @@ def test_the_oracle_of_a_round_chooses_by_the_rounds_own_queries(tiny_model):
     model, ids, k = pillarattn.patch(tiny_model("llama")), text(), SPARSE["k"]
     config = PillarConfig(strategy="oracle", **SPARSE)
     place = START + 2 * (k + 1)
-    from pillarattn.evaluation.probe_pass import TextPass, active
     from pillarattn.evaluation.probe_rounds import RoundProbe
 
     with active(model):
@@ -185,7 +202,7 @@ def test_the_oracle_of_a_round_chooses_by_the_rounds_own_queries(tiny_model):
         run.advance(LENGTH, logits=True, scored=[0, 1])
         probe = RoundProbe(config, start=START)
         probe.next = place
-        chosen = probe._select(run)
+        chosen = probe._select(run, [place])
         cache = PillarCache(limit=LENGTH)
         step = StepState(Phase.VERIFY, scores=ScoreBuffer(), scored_layers=frozenset((0, 1)))
         forward(model, cache, ids[: place + k], step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -43,6 +43,11 @@ class Strategy(ABC):
         seed_rows: query rows of the prompt that score the first selection; None is k + 1.
         foresees: a bound: where the coming round's queries are known (a teacher-forced probe), the
             scores are theirs.
+        keeps_history: whether earlier rounds may change a choice. False promises that what a row of
+            the batch keeps, in all its layers, follows from that row of the request alone and from
+            its number in `request.round_numbers()`; whoever has many rounds of one text may then
+            ask for all of them at once. What is remembered only so as not to compute it again is no
+            history. Each class says so itself: a subclass that does not has True.
     """
 
     name: str = ""
@@ -56,6 +61,13 @@ class Strategy(ABC):
     needs_tokens: bool = False
     seed_rows: int | None = None
     foresees: bool = False
+    keeps_history: bool = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make sure that a promise of the parent is not taken for one of the subclass."""
+        super().__init_subclass__(**options)
+        if "keeps_history" not in vars(cls):
+            cls.keeps_history = True
 
     @abstractmethod
     def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:

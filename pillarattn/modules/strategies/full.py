@@ -12,6 +12,7 @@ class FullStrategy(Strategy):
     """Ignores the budget. Every draft is accepted, apart from rounding."""
 
     needs_scores = False
+    keeps_history = False
 
     def select(self, request: SelectionRequest) -> tuple[Tensor, Tensor]:
         """Keep all visible positions."""

@@ -23,6 +23,8 @@ class HeavyHitterStrategy(RankedStrategy):
     Source: arXiv 2306.14048 (reference.md 5.5).
     """
 
+    keeps_history = True
+
     def __init__(self, decay: float = 1.0, recent_share: float = 0.5) -> None:
         if not (0 <= decay <= 1 and 0 <= recent_share <= 1):
             raise ValueError(

@@ -23,6 +23,7 @@ class OracleStrategy(RankedStrategy):
     """
 
     refresh = "step"
+    keeps_history = False
 
     def __init__(self, scope: str = "round") -> None:
         if scope not in SCOPES:

@@ -11,6 +11,8 @@ from pillarattn.modules.strategies.base import RankedStrategy, SelectionRequest,
 class PillarStrategy(RankedStrategy):
     """Top-K of the softmax mass averaged over the group's query heads and the accepted rows."""
 
+    keeps_history = False
+
     def rank(self, request: SelectionRequest) -> Tensor:
         """Rank keys by their pooled verify scores."""
         return self.given(request.scores, "scores")

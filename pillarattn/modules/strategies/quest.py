@@ -40,6 +40,7 @@ class QuestStrategy(RankedStrategy):
     needs_scores = False
     needs_keys = True
     needs_queries = True
+    keeps_history = False
 
     def __init__(self, page: int = 16, *, group: str = "mean", once: bool = False) -> None:
         if group not in GROUPS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -50,7 +50,11 @@ class SelectionRequest:
         step: draft step that asks, 0 for the round's first; None between rounds.
         tokens: `[R, S + 1]` int64, the token at each position, -1 where it is unknown; at a row's
             length lies its newest token, which has no key yet. For `needs_tokens`.
+        rounds: where the rows of the batch are rounds of one text, the number of each since the
+            prompt; empty: all rows are at `round_index`.
         host_lengths: `lengths` on the host, where the caller knows them.
+        widest: the most keys that any of the budgets lets a row keep, where the caller knows it:
+            `keep_best` need not wait for the device.
         mean_over_ranks: averages a tensor over the processes that share the layer's heads; None:
             all heads are here.
     """
@@ -70,7 +74,9 @@ class SelectionRequest:
     query: Tensor | None = None
     step: int | None = None
     tokens: Tensor | None = None
+    rounds: tuple[int, ...] = ()
     host_lengths: tuple[int, ...] = field(default=(), repr=False)
+    widest: int | None = field(default=None, repr=False)
     mean_over_ranks: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
 
     @property
@@ -81,6 +87,27 @@ class SelectionRequest:
     def lengths_on_host(self) -> tuple[int, ...]:
         """Return `lengths` as integers; free of a device transfer where the caller gave them."""
         return self.host_lengths or tuple(self.lengths.tolist())
+
+    def round_numbers(self) -> Tensor:
+        """Return each row's rounds since the prompt, `[R]` int64; 0 for a first selection."""
+        if not self.rounds:
+            return torch.full_like(self.lengths, self.round_index)
+        return torch.tensor(self.rounds, device=self.lengths.device).repeat(len(self.layers))
+
+    def of_texts(self, texts: int) -> SelectionRequest:
+        """Return a request of one row a text and layer, which ends where its longest row does.
+
+        Args:
+            texts: rows of the batch that are different texts: all of them, or 1.
+        """
+        layers = len(self.layers)
+        if texts * layers == len(self.lengths):
+            return self
+        return replace(
+            self,
+            lengths=self.lengths.view(layers, -1).amax(dim=1),
+            host_lengths=(self.max_length,) * layers,
+        )
 
     def grouped_query(self) -> Tensor:
         """Return the draft step's query by KV head, `[R, Hkv, G, D]` fp32.
@@ -133,6 +160,7 @@ class SelectionRequest:
         """
         rows, heads, size = scores.shape
         lengths, starts = self.lengths, self.starts
+        widest = self.widest if budgets is None else None
         budgets = self.budgets if budgets is None else budgets
         recent = self.recent if recent is None else recent
         apart = budgets.ndim == 2
@@ -149,6 +177,7 @@ class SelectionRequest:
             recent=recent,
             sink=self.sink if sink is None else sink,
             starts=starts,
+            capacity=widest,
         )
         if apart:
             return indices.reshape(rows, heads, -1), counts.reshape(rows, heads)

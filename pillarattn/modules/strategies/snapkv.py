@@ -31,6 +31,7 @@ class SnapKVStrategy(RankedStrategy):
     Source: arXiv 2404.14469; as a drafter: MagicDec, arXiv 2408.11049 (reference.md 5.2).
     """
 
+    keeps_history = True
     seed_rows = WINDOW
 
     def __init__(self, window: int = WINDOW, pool: int = 5) -> None:

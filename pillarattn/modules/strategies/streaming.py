@@ -15,6 +15,7 @@ class StreamingStrategy(RankedStrategy):
     """
 
     needs_scores = False
+    keeps_history = False
 
     def rank(self, request: SelectionRequest) -> Tensor:
         """Rank keys by position, newest first."""

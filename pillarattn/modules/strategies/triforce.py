@@ -30,6 +30,7 @@ class TriForceStrategy(RankedStrategy):
     needs_scores = False
     needs_keys = True
     needs_queries = True
+    keeps_history = False
 
     def __init__(self, chunk: int = 8) -> None:
         self.chunk = chunk

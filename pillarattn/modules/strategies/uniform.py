@@ -17,12 +17,25 @@ class UniformStrategy(RankedStrategy):
     """
 
     needs_scores = False
+    keeps_history = False
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
     def rank(self, request: SelectionRequest) -> Tensor:
         """Rank keys by noise that depends on the seed and the round alone."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + request.round_index)
-        shape = (request.lengths.shape[0], request.kv_heads, request.max_length)
-        return torch.rand(shape, generator=generator).to(request.lengths.device)
+        rows, heads, size = len(request.lengths), request.kv_heads, request.max_length
+        if not request.rounds:
+            noise = self._draw(request.round_index, (rows, heads, size))
+            return noise.to(request.lengths.device)
+        layers = len(request.layers)
+        noise = torch.zeros(layers, rows // layers, heads, size)
+        lengths = request.lengths_on_host()
+        for row, number in enumerate(request.rounds):
+            length = lengths[row]
+            noise[:, row, :, :length] = self._draw(number, (layers, heads, length))
+        return noise.flatten(0, 1).to(request.lengths.device)
+
+    def _draw(self, round_number: int, shape: tuple[int, int, int]) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + round_number)
+        return torch.rand(shape, generator=generator)

@@ -34,6 +34,9 @@ class UnionStrategy(RankedStrategy):
             times (`refresh`). TypeError: a part has no ranking.
     """
 
+    # Beside that of its parts.
+    keeps_history = False
+
     def __init__(
         self,
         parts: Sequence[str | RankedStrategy] = ("pillar", "streaming"),
@@ -47,6 +50,7 @@ class UnionStrategy(RankedStrategy):
             raise ValueError(
                 f"shares must be {len(self.parts)} positive numbers, one a part, got {shares!r}"
             )
+        self.keeps_history = type(self).keeps_history or any(p.keeps_history for p in self.parts)
         timing = {(part.refresh, part.refresh_steps) for part in self.parts}
         if len(timing) > 1:
             raise ValueError(

@@ -18,6 +18,7 @@ class ValueAwareStrategy(RankedStrategy):
     """
 
     needs_values = True
+    keeps_history = False
 
     def __init__(self) -> None:
         self._norms = PositionHistory()
@@ -28,10 +29,14 @@ class ValueAwareStrategy(RankedStrategy):
 
     def rank(self, request: SelectionRequest) -> Tensor:
         """Rank keys by score times length of value."""
-        scores = self.given(request.scores, "scores")
-        return request.committed(scores.float()) * self._value_norms(request)
+        scores = request.committed(self.given(request.scores, "scores").float())
+        norms = self._value_norms(request)
+        by_layer = (len(request.layers), -1, *scores.shape[1:])
+        return (scores.view(by_layer) * norms.view(by_layer)).view(scores.shape)
 
     def _value_norms(self, request: SelectionRequest) -> Tensor:
+        """Return the length of each value, `[layers * B, Hkv, S]`; B is 1 for rows of one text."""
+        request = request.of_texts(self.given(request.layers[0].values, "values").shape[0])
         known = self._norms.known_lengths(request)
         norms = self._norms.read(request)
         per_layer = torch.split(norms, norms.shape[0] // len(request.layers))

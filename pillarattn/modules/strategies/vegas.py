@@ -21,11 +21,12 @@ class VegasStrategy(RankedStrategy):
 
     needs_scores = False
     needs_row_scores = True
+    keeps_history = False
 
     def rank(self, request: SelectionRequest) -> Tensor:
         """Rank keys by the mean over heads and both rows, the same for every KV head."""
         last = self.given(request.rows, "scores").unsqueeze(-1) - 1
-        first = last if request.round_index == 0 else torch.zeros_like(last)
+        first = last.masked_fill(request.round_numbers().unsqueeze(-1) > 0, 0)
         both = request.row_scores(torch.cat([first, last], dim=1))
         mean = request.mean_over_heads(both.mean(dim=2))
         return mean.unsqueeze(1).expand(-1, request.kv_heads, -1)

@@ -108,6 +108,15 @@ def test_what_a_strategy_says_of_itself(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_says_whether_it_keeps_history(name):
+    cls = STRATEGIES.get(name)
+    assert "keeps_history" in vars(cls)
+    assert cls.keeps_history is (name in ("forecast", "h2o", "snapkv"))
+    # A subclass may remember what its parent does not.
+    assert type("Heir", (cls,), {})().keeps_history
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_scores_are_asked_for_if_and_only_if_they_are_needed(builders, name):
     strategy = STRATEGIES.get(name)()
     rows = {"lengths": [30], "budgets": [8], "recent": [2]}

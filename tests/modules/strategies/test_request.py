@@ -69,3 +69,27 @@ def test_query_heads_of_a_group_stay_together(builders):
     query = torch.arange(4.0).view(1, 4, 1).expand(1, 4, 4)
     request = builders.request_of([5], [2], query=query)
     assert request.grouped_query()[0, :, :, 0].tolist() == [[0, 1], [2, 3]]
+
+
+def test_the_widest_choice_spares_a_look_at_the_counts(builders):
+    request = builders.request_of(**ROWS)
+    wanted = request.keep_best(request.scores)
+    object.__setattr__(request, "widest", 9)
+    for found, expected in zip(request.keep_best(request.scores), wanted, strict=True):
+        assert torch.equal(found, expected)
+    # Budgets of one's own may be larger.
+    assert request.keep_best(request.scores, budgets=request.lengths)[1].max() == 30
+
+
+def test_rounds_are_numbered_row_by_row(builders):
+    request = builders.request_of([9, 7, 9, 7], [2] * 4, round_index=5, layers=2)
+    assert request.round_numbers().tolist() == [5] * 4
+    object.__setattr__(request, "rounds", (3, 4))
+    assert request.round_numbers().tolist() == [3, 4, 3, 4]
+
+
+def test_rows_of_one_text_end_where_the_longest_does(builders):
+    request = builders.request_of([9, 7, 9, 7], [2] * 4, layers=2)
+    assert request.of_texts(2) is request
+    text = request.of_texts(1)
+    assert text.lengths.tolist() == [9, 9] and text.lengths_on_host() == (9, 9)

@@ -69,3 +69,15 @@ def test_the_flags_are_those_of_the_parts():
 def test_parts_that_do_not_fit(arguments, error, message):
     with pytest.raises(error, match=message):
         UnionStrategy(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("parts", "history"),
+    [(("pillar", "streaming"), False), (("pillar", "h2o"), True), (("uniform", "snapkv"), True)],
+)
+def test_a_union_has_the_history_of_its_parts(parts, history):
+    union = UnionStrategy(parts)
+    assert union.keeps_history is history
+    assert "keeps_history" not in repr(union)
+    # A subclass may remember something itself.
+    assert type("Heir", (UnionStrategy,), {})(parts).keeps_history

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pillarattn.modules.strategies import ValueAwareStrategy
+from pillarattn.modules.strategies import LayerState, ValueAwareStrategy
 
 
 def test_rank_is_score_times_length_over_layers_and_ragged_rows(builders):
@@ -31,3 +31,18 @@ def test_committed_values_are_not_read_again(builders):
     torch.testing.assert_close(ranks, request.scores * values[:, :, :36].norm(dim=-1))
     strategy.reset()
     assert strategy.rank(request)[..., :30].eq(0).all()
+
+
+def test_rounds_of_one_text_share_its_values(builders):
+    """Each value is measured once, however many rows read it, and never again."""
+    strategy, values = ValueAwareStrategy(), torch.randn(1, 2, 40, 4)
+    for lengths, end in (([20, 24], 24), ([28, 40, 33], 40)):
+        request = builders.request_of(lengths, [6] * len(lengths), layers=1)
+        text = values.clone()
+        text[:, :, : 24 if end == 40 else 0] = float("nan")
+        object.__setattr__(request, "layers", (LayerState(0, None, text[:, :, :end]),))
+        ranks = strategy.rank(request)
+        for row, length in enumerate(lengths):
+            wanted = request.scores[row, :, :length] * values[0, :, :length].norm(dim=-1)
+            torch.testing.assert_close(ranks[row, :, :length], wanted)
+            assert ranks[row, :, length:].eq(0).all()

@@ -58,6 +58,7 @@ class ForecastStrategy(RankedStrategy):
         ValueError: an argument is out of range; the message names it.
     """
 
+    keeps_history = True
     # The last row too: it is the nearest to the coming ones.
     needs_row_scores = True
 

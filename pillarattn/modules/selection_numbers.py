@@ -1,0 +1,66 @@
+"""The integers of a selection by row, copied to the device once for all that ask for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import RowLengths
+
+
+@dataclass(frozen=True)
+class SelectionNumbers:
+    """What the rows of a batch may keep.
+
+    Attributes:
+        table: `[4, B]` int64: lengths, budgets, newest tokens to keep, and starts, the first
+            position that the window leaves visible.
+        widest: the most keys that a budget lets a row keep.
+    """
+
+    table: Tensor
+    widest: int
+
+
+class NumbersOnce:
+    """Remembers the numbers of the last lengths: the layers and steps of a round share them.
+
+    Each copy to a device would wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[RowLengths, list[int], Callable[[int], int]] | None = None
+        self._known: dict[int | None, SelectionNumbers] = {}
+
+    def of(
+        self,
+        lengths: RowLengths,
+        newest: list[int],
+        budget: Callable[[int], int],
+        window: int | None,
+    ) -> SelectionNumbers:
+        """Return the numbers of a batch.
+
+        Args:
+            lengths: of the rows; budgets are those of what a window leaves visible.
+            newest: tokens that each row keeps whatever the scores say.
+            budget: tokens of context to keys kept; two that are equal give the same.
+            window: positions that a query sees, or None.
+        """
+        asked = self._asked
+        if asked is None or asked[0] is not lengths or asked[1:] != (newest, budget):
+            self._asked = (lengths, newest, budget)
+            self._known.clear()
+        if window not in self._known:
+            starts = [0 if window is None else max(0, n - window + 1) for n in lengths.host]
+            visible = [n - start for n, start in zip(lengths.host, starts, strict=True)]
+            budgets = [budget(n) for n in visible]
+            table = torch.tensor(
+                [list(lengths.host), budgets, newest, starts], device=lengths.device
+            )
+            kept = (min(n, seen) for n, seen in zip(budgets, visible, strict=True))
+            self._known[window] = SelectionNumbers(table, max(kept, default=0))
+        return self._known[window]
