@@ -15,6 +15,7 @@ from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.captured_passes import CapturedPasses, obstacle
 from pillarattn.patch.compat import Cache, PreTrainedModel, cache_keyword
 from pillarattn.patch.foreign_target import ForeignTarget
+from pillarattn.patch.fused_layers import FusedLayers
 from pillarattn.patch.options import check_prompt
 from pillarattn.patch.static_cache import import_static, tokens_cached
 from pillarattn.patch.target import HFTarget
@@ -95,7 +96,8 @@ def _sparse_target(call: Call) -> HFTarget:
     )
     if call.cuda_graphs and obstacle(model, cache) is None:
         proven = model.pillarattn_record.proven_passes
-        target.capture(lambda forward: CapturedPasses(forward, cache, proven))
+        fused = FusedLayers(model, cache)
+        target.capture(lambda forward: CapturedPasses(forward, cache, proven, fused))
     return target
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from pillarattn.datatypes import LiveLengths, Phase, RowLengths
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.fused_layers import FusedLayers
 from pillarattn.patch.static_selection import StaticSelection
 
 # Recordings that are kept: of one s and k it is three, and a cost gate tries several.
@@ -73,6 +75,7 @@ class CapturedPasses:
             number that comes third.
         cache: the one that the passes write to.
         proven: kinds of passes that were compared; shared by the runs of a model.
+        fused: layers that recorded passes run with fewer kernels; compared with them as well.
 
     Attributes:
         reason: why nothing is replayed any more, or None.
@@ -80,10 +83,17 @@ class CapturedPasses:
         settled: whether all passes since it was last set were replayed.
     """
 
-    def __init__(self, forward: Forward, cache: PillarCache, proven: set[Any]) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        cache: PillarCache,
+        proven: set[Any],
+        fused: FusedLayers | None = None,
+    ) -> None:
         self._forward = forward
         self.cache = cache
         self.proven = proven
+        self.fused = fused
         self.reason: str | None = None
         self.replayed = 0
         self.settled = True
@@ -200,7 +210,8 @@ class CapturedPasses:
         recording.live.forget_later()
         self._set_lengths(recording.live)
         recording.step.visited.clear()
-        recording.logits = self._forward(recording.inputs, recording.step, recording.width)
+        with nullcontext() if self.fused is None else self.fused.active():
+            recording.logits = self._forward(recording.inputs, recording.step, recording.width)
         recording.visited = list(recording.step.visited)
         scores = recording.step.scores
         if scores is not None:
@@ -208,8 +219,9 @@ class CapturedPasses:
 
     def _record(self, recording: Recording) -> Callable[[], None]:
         """Record the pass and return its replay."""
-        if self._pool is None:
-            # One pool for all: nothing that a replay leaves is wanted after the next pass.
+        if all(other.replay is None for other in self._kept.values()):
+            # One pool for all: nothing that a replay leaves is wanted after the next pass. It ends
+            # with the last of its graphs.
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

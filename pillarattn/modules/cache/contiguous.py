@@ -81,6 +81,18 @@ class ContiguousLayer:
         self.lengths = grown
         return self.views()
 
+    def advance(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Count `tokens` new tokens a row that the caller has written; return views as `append`.
+
+        Raises:
+            ValueError: they cannot have been: the buffers have no room for them.
+        """
+        if self.lengths is None or self.lengths.max + tokens > self.capacity:
+            raise ValueError(f"{tokens} more tokens do not fit buffers of {self.capacity}")
+        self._kept = None
+        self.lengths = self.lengths.plus(tokens)
+        return self.views()
+
     def kept_keys(self, selection: Selection, lengths: RowLengths) -> tuple[KeptKeys, int] | None:
         """Return the selection's keys side by side and how many tokens since then rows hold.
 

@@ -1,0 +1,210 @@
+"""Decoder layers of the Llama and Qwen shape in a third of the launches, for recorded passes.
+
+Hugging Face's layer launches about 45 kernels, most of which move a row of numbers and do little
+else: in a replayed pass of a small model they take most of the time. Here a norm, a rotation with
+the cache write, and a gate are one kernel each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pillarattn.datatypes import RowLengths
+from pillarattn.kernels.layer_ops import add_rms_norm, rotary_write, silu_mul
+from pillarattn.modules.cache import ContiguousLayer
+from pillarattn.patch.attention_function import attention_options
+from pillarattn.patch.cache_adapter import PillarCache
+
+# Layers whose forward is exactly the one below, by file and class.
+KNOWN = {
+    "transformers.models.llama.modeling_llama": "LlamaDecoderLayer",
+    "transformers.models.mistral.modeling_mistral": "MistralDecoderLayer",
+    "transformers.models.qwen2.modeling_qwen2": "Qwen2DecoderLayer",
+    "transformers.models.qwen3.modeling_qwen3": "Qwen3DecoderLayer",
+}
+PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
+GATE_LINEARS = ("gate_proj", "up_proj", "down_proj")
+# Runs of several threads share a model.
+_LOCK = Lock()
+
+
+class FusedLayers:
+    """Runs the layers of one model over one cache with fused kernels, where it is switched on.
+
+    Args:
+        model: patched.
+        cache: passes that write to it are the ones meant; all others run the model's own code.
+
+    Attributes:
+        layers: those that can be fused, by their number in the model; empty if one of them cannot.
+    """
+
+    def __init__(self, model: nn.Module, cache: PillarCache) -> None:
+        self._cache = cache
+        # Slots of the pass that runs: all its layers write to the same places.
+        self._slots: tuple[RowLengths, int, Tensor] | None = None
+        found = [module for module in model.modules() if _is_known(module)]
+        self.layers = found if all(map(_can_fuse, found)) else []
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Use the fused layers inside; other threads may do so too, over caches of their own."""
+        self._slots = None
+        before = [vars(layer).get("forward") for layer in self.layers]
+        with _LOCK:
+            for layer in self.layers:
+                layer.forward = partial(self._forward, layer, layer.forward)
+        try:
+            yield
+        finally:
+            with _LOCK:
+                for layer, own in zip(self.layers, before, strict=True):
+                    if own is None:
+                        vars(layer).pop("forward", None)
+                    else:
+                        layer.forward = own
+            self._slots = None
+
+    def _forward(
+        self, layer: Any, original: Any, hidden_states: Tensor, *arguments: Any, **kwargs: Any
+    ) -> Any:
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        turn = kwargs.get("position_embeddings")
+        held = self._cache.layers
+        index = layer.self_attn.layer_idx
+        if (
+            cache is not self._cache
+            or arguments
+            or turn is None
+            or index >= len(held)
+            or turn[0].shape[-1] != layer.self_attn.head_dim
+            or not _holds(held[index], hidden_states, layer.self_attn.head_dim)
+        ):
+            return original(hidden_states, *arguments, **kwargs)
+        batch, width, size = hidden_states.shape
+        rows = hidden_states.reshape(-1, size)
+        normed, _ = _norm(layer.input_layernorm, rows, None)
+        attended = self._attend(layer.self_attn, normed, (batch, width), turn, kwargs)
+        normed, total = _norm(layer.post_attention_layernorm, attended, rows)
+        mlp = layer.mlp
+        gated = silu_mul(_joined([mlp.gate_proj, mlp.up_proj], normed))
+        return (total + mlp.down_proj(gated)).view(batch, width, size)
+
+    def _attend(
+        self,
+        module: Any,
+        normed: Tensor,
+        shape: tuple[int, int],
+        turn: tuple[Tensor, Tensor],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """Return the output of a layer's attention, `[B * Q, H]`; its keys go to the cache."""
+        batch, width = shape
+        held = self._cache.layers[module.layer_idx]
+        cos, sin = (t.expand(batch, width, -1).reshape(batch * width, -1) for t in turn)
+        norms = {}
+        if hasattr(module, "q_norm"):
+            norms = {
+                "query_weight": module.q_norm.weight, "key_weight": module.k_norm.weight,
+                "eps": module.q_norm.variance_epsilon,
+            }  # fmt: skip
+        query = rotary_write(
+            _joined([module.q_proj, module.k_proj, module.v_proj], normed), cos, sin,
+            slots=self._places(held, width), key_pool=_as_pool(held.key_buffer),
+            value_pool=_as_pool(held.value_buffer), **norms,
+        )  # fmt: skip
+        views = held.advance(width)
+        asked = {**kwargs, "scaling": module.scaling}
+        asked.setdefault("sliding_window", getattr(module, "sliding_window", None))
+        options = attention_options("sdpa", module, kwargs.get("attention_mask"), asked)
+        heads = query.view(batch, width, -1, module.head_dim).transpose(1, 2)
+        step = self._cache.step
+        assert step is not None
+        out = self._cache.attention(heads, held, step, module.layer_idx, options, views)
+        attended: Tensor = module.o_proj(out.transpose(1, 2).reshape(batch * width, -1))
+        return attended
+
+    def _places(self, held: ContiguousLayer, width: int) -> Tensor:
+        """Return the slot of each new token in `_as_pool` of any layer, `[B * Q]` int64."""
+        lengths = held.lengths
+        assert lengths is not None
+        assert held.key_buffer is not None
+        capacity = held.capacity * held.key_buffer.shape[1]
+        if self._slots is None or self._slots[:2] != (lengths, capacity):
+            first = torch.arange(len(lengths.host), device=lengths.device) * capacity
+            ahead = torch.arange(width, device=lengths.device)
+            slots = (first + lengths.tensor).unsqueeze(-1) + ahead
+            self._slots = lengths, capacity, slots.reshape(-1)
+        return self._slots[2]
+
+
+def _is_known(module: nn.Module) -> bool:
+    return KNOWN.get(type(module).__module__) == type(module).__name__
+
+
+def _can_fuse(layer: Any) -> bool:
+    """Whether a layer is as its class made it: plain parts, and nobody listens to them."""
+    if set(dict(layer.named_children())) != set(PARTS) or hasattr(layer, "_hf_hook"):
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = [getattr(attention, name) for name in LINEARS]
+    linears += [getattr(mlp, name) for name in GATE_LINEARS]
+    is_plain = all(type(linear) is nn.Linear for linear in linears)
+    watched = any(
+        module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
+        for module in layer.modules()
+    )
+    act = mlp.act_fn
+    is_silu = isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"
+    replaced = any(vars(module).get("forward") is not None for module in layer.modules())
+    return is_plain and is_silu and not watched and not replaced
+
+
+def _holds(held: Any, hidden: Tensor, head_dim: int) -> bool:
+    """Whether a cache layer keeps these tokens' keys as they are, and has its buffers already."""
+    if not isinstance(held, ContiguousLayer) or held.lengths is None or held.key_buffer is None:
+        return False
+    value = held.value_buffer
+    return (
+        held.holds_attended_keys
+        and held.key_buffer.dtype == hidden.dtype
+        and value is not None
+        and value.shape == held.key_buffer.shape
+        and value.shape[-1] == head_dim
+        and held.lengths.max + hidden.shape[1] <= held.capacity
+    )
+
+
+def _norm(module: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    return add_rms_norm(hidden, residual, module.weight, eps=module.variance_epsilon)
+
+
+def _joined(linears: list[nn.Linear], rows: Tensor) -> Tensor:
+    """Return the outputs of several linear layers side by side, `[T, sum of widths]`."""
+    widths = [linear.out_features for linear in linears]
+    out = rows.new_empty(rows.shape[0], sum(widths))
+    for linear, part in zip(linears, out.split(widths, dim=1), strict=True):
+        if linear.bias is None:
+            torch.mm(rows, linear.weight.T, out=part)
+        else:
+            torch.addmm(linear.bias, rows, linear.weight.T, out=part)
+    return out
+
+
+def _as_pool(buffer: Tensor | None) -> Tensor:
+    """Return `[B, Hkv, C, D]` as slots, `[((B - 1) Hkv + 1) C, Hkv, D]`, without a copy.
+
+    Token i of row b is slot `b Hkv C + i`.
+    """
+    assert buffer is not None
+    batch, heads, capacity, dim = buffer.shape
+    size = ((batch - 1) * heads + 1) * capacity
+    return buffer.as_strided((size, heads, dim), (dim, capacity * dim, 1))

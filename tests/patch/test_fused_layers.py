@@ -1,0 +1,144 @@
+"""Fused layers: the same numbers as the model's own code, and only where they may act."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pillarattn
+from pillarattn.datatypes import LiveLengths, Phase, RowLengths
+from pillarattn.modules.step import StepState
+from pillarattn.patch import fused_layers
+from pillarattn.patch.compat import cache_keyword
+from pillarattn.patch.current_pass import current_cache
+from pillarattn.patch.fused_layers import FusedLayers
+
+FUSED = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def cache_of(model, ids):
+    """Return a cache with room, which holds `ids`; rows end at different lengths."""
+    cache = pillarattn.PillarCache(limit=ids.shape[1] + 8, config=model.config)
+    run(model, cache, ids, StepState(Phase.PREFILL))
+    cache.roll_back(RowLengths([ids.shape[1] - row for row in range(len(ids))], "cpu"))
+    return cache
+
+
+def run(model, cache, tokens, step):
+    lengths = cache.lengths.tensor if cache.used_layers else torch.zeros(len(tokens)).long()
+    places = lengths.unsqueeze(1) + torch.arange(tokens.shape[1])
+    cache.step, cache.written = step, None
+    with torch.no_grad(), model.pillarattn_record.active(), current_cache(cache):
+        out = model(
+            input_ids=tokens, position_ids=places, use_cache=True, **{cache_keyword(): cache}
+        )
+    cache.step = None
+    return out.logits
+
+
+@pytest.mark.parametrize("family", FUSED)
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_fused_pass_is_the_models_own(pair, prompt, monkeypatch, family, width):
+    _, patched = pair(family)
+    ids, block = prompt(3, 25), prompt(3, width, seed=5)
+    caches = [cache_of(patched, ids) for _ in range(2)]
+    own = run(patched, caches[0], block, StepState(Phase.VERIFY))
+    fused = FusedLayers(patched, caches[1])
+    assert len(fused.layers) == patched.config.num_hidden_layers
+    for layer in fused.layers:
+        # The model's own code would call these.
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            monkeypatch.setattr(norm, "forward", lambda *_: pytest.fail("own code ran"))
+    with fused.active():
+        ours = run(patched, caches[1], block, StepState(Phase.VERIFY))
+    torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
+    for one, other in zip(caches[0].layers, caches[1].layers, strict=True):
+        assert one.lengths.host == other.lengths.host
+        for row, length in enumerate(one.lengths.host):
+            for mine, theirs in zip(one.views(), other.views(), strict=True):
+                torch.testing.assert_close(
+                    mine[row, :, :length], theirs[row, :, :length], rtol=1e-4, atol=1e-5
+                )
+
+
+def test_lengths_of_the_device_say_where_tokens_go(pair, prompt):
+    _, patched = pair("llama")
+    ids = prompt(2, 20)
+    cache = cache_of(patched, ids)
+    block, base = prompt(2, 3, seed=9), cache.lengths
+    before = [layer.key_buffer.clone() for layer in cache.layers]
+    live = LiveLengths([24, 24], "cpu", tensor=base.tensor.clone())
+    for layer in cache.layers:
+        layer.lengths = live
+    with FusedLayers(patched, cache).active():
+        run(patched, cache, block, StepState(Phase.VERIFY))
+    for layer, old in zip(cache.layers, before, strict=True):
+        assert layer.lengths.tensor.tolist() == [23, 22]
+        changed = (layer.key_buffer != old).any(dim=-1).any(dim=1)
+        assert changed.nonzero().tolist() == [[0, 20], [0, 21], [0, 22], [1, 19], [1, 20], [1, 21]]
+
+
+def test_afterwards_and_for_other_caches_the_model_runs_its_own_code(pair, prompt):
+    _, patched = pair("llama")
+    ids = prompt(2, 20)
+    plain = patched(ids).logits
+    with FusedLayers(patched, pillarattn.PillarCache()).active():
+        assert torch.equal(patched(ids).logits, plain)
+    assert all("forward" not in vars(layer) for layer in patched.model.layers)
+
+
+@pytest.mark.parametrize("change", ["hook", "forward", "linear", "act", "extra"])
+def test_layers_that_were_changed_are_left_alone(tiny_model, change):
+    patched = pillarattn.patch(tiny_model("llama"))
+    layer = patched.model.layers[1]
+    if change == "hook":
+        layer.mlp.register_forward_hook(lambda *_: None)
+    elif change == "forward":
+        layer.self_attn.forward = layer.self_attn.forward
+    elif change == "linear":
+        layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj)
+    elif change == "act":
+        layer.mlp.act_fn = nn.GELU()
+    else:
+        layer.adapter = nn.Identity()
+    assert not FusedLayers(patched, pillarattn.PillarCache()).layers
+
+
+def test_other_models_have_none(pair):
+    for family in ("gpt2", "gemma2", "phi3"):
+        assert not FusedLayers(pair(family)[1], pillarattn.PillarCache()).layers
+
+
+def test_a_class_of_the_same_name_elsewhere_is_unknown(tiny_model):
+    patched = pillarattn.patch(tiny_model("llama"))
+    for layer in patched.model.layers:
+        kind = type(layer)
+        layer.__class__ = type(kind.__name__, (kind,), {"__module__": "elsewhere"})
+    assert not FusedLayers(patched, pillarattn.PillarCache()).layers
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_recorded_passes_use_them(rehearsed, pair, drafting, prompt, family):
+    plain, patched = pair(family)
+    patched = pillarattn.patch(copy.deepcopy(plain))
+    ids = prompt(2, 20)
+    out = patched.generate(ids, max_new_tokens=30, do_sample=False, assistant=drafting())
+    assert torch.equal(out, plain.generate(ids, max_new_tokens=30, do_sample=False))
+    assert rehearsed[0].fused.layers
+    assert rehearsed[0].reason is None
+    assert rehearsed[0].replayed > 10
+
+
+def test_a_cache_without_room_is_written_by_the_models_own_code(pair, prompt):
+    _, patched = pair("llama")
+    cache = cache_of(patched, prompt(1, 20))
+    held = cache.layers[0]
+    hidden = torch.zeros(1, 1, patched.config.hidden_size)
+    assert fused_layers._holds(held, hidden, 16)
+    assert not fused_layers._holds(held, hidden.double(), 16)
+    assert not fused_layers._holds(held, hidden.expand(1, 99, -1), 16)
+    with pytest.raises(ValueError, match="do not fit"):
+        held.advance(99)
