@@ -19,7 +19,8 @@ def kernels(
         list[str] | None,
         typer.Option(
             help="verify_attention, draft_attention, mixed_attention, topk_select, "
-            "pooled_select, forecast_mass, forecast_moments or layer_ops; repeat it for more."
+            "pooled_select, forecast_mass, forecast_moments, pool_layers or layer_ops; "
+            "repeat it for more."
         ),
     ] = None,
     sweep: Annotated[

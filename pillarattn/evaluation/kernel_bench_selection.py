@@ -12,9 +12,10 @@ from torch import Tensor
 from pillarattn.evaluation import kernel_bench_cells as base
 from pillarattn.evaluation.kernel_bench_cells import KV_HEADS, Cell, largest, relative_error
 from pillarattn.evaluation.kernel_bench_timing import Call
-from pillarattn.kernels import key_forecast, layer_ops
+from pillarattn.kernels import key_forecast, layer_ops, pool_layers
 from pillarattn.kernels.key_forecast.features import to_codes
 from pillarattn.kernels.key_forecast.reference import forecast_mass, forecast_moments
+from pillarattn.kernels.pool_layers import reference as pool_reference
 from pillarattn.kernels.pooled_select.reference import pooled_select
 
 FEATURES = (
@@ -146,6 +147,44 @@ class PooledCell(UntunedCell):
         got: Any = self.call(given, tiles)()
         want = pooled_select(**given)
         return largest([float((a != b).double().mean()) for a, b in zip(got, want, strict=True)])
+
+
+@dataclass(frozen=True)
+class PoolCell(UntunedCell):
+    """The verify scores of all layers of `batch` sequences, 7 of 9 rows of each."""
+
+    layers: int = 36
+    queries: int = 9
+    counted: int = 7
+
+    op = "pool_layers"
+
+    @property
+    def bytes(self) -> int:
+        """Reads of the fp32 rows that count, and the pooled ones."""
+        return self.batch * self.layers * KV_HEADS * self.length * (self.counted + 1) * 4
+
+    def sample(self) -> dict[str, Any]:
+        """Return the row scores of each layer."""
+        shape = (self.batch, KV_HEADS, self.queries, self.length)
+        lengths = torch.full((self.batch,), self.length, device=base.DEVICE)
+        return {
+            "layers": [torch.rand(shape, device=base.DEVICE) for _ in range(self.layers)],
+            "lengths": [lengths] * self.layers, "rows": torch.full_like(lengths, self.counted),
+            "end": self.length,
+        }  # fmt: skip
+
+    def call(self, given: dict[str, Any], tiles: Any) -> Call:
+        """Run one pass."""
+        return lambda: pool_layers(**given, implementation="triton")
+
+    def error(self, given: dict[str, Any], tiles: Any) -> float:
+        """Compare with the reference of the first and the last layer."""
+        got: Any = self.call(given, tiles)()
+        pooled = got.view(self.layers, self.batch, KV_HEADS, self.length)
+        ends = {n: [given[n][0], given[n][-1]] for n in ("layers", "lengths")}
+        want = pool_reference.pool_layers(**{**given, **ends}, normalise="rows")
+        return relative_error(pooled[[0, -1]].flatten(0, 1), want.double())
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pillarattn.kernels.key_forecast import forecast_mass, forecast_moments
 from pillarattn.kernels.kv_append import kv_append
 from pillarattn.kernels.layer_ops import add_rms_norm, rotary_write, silu_mul
 from pillarattn.kernels.mixed_attention import mixed_attention
+from pillarattn.kernels.pool_layers import pool_layers
 from pillarattn.kernels.pooled_select import pooled_select
 from pillarattn.kernels.rejection_sample import rejection_sample
 from pillarattn.kernels.row_scores import paged_row_scores
@@ -25,6 +26,7 @@ __all__ = [
     "kv_append",
     "mixed_attention",
     "paged_row_scores",
+    "pool_layers",
     "pool_rows",
     "pooled_attention",
     "pooled_select",

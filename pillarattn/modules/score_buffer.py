@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import RowLengths
-from pillarattn.kernels import pool_rows
+from pillarattn.kernels import pool_layers
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,11 @@ class ScoreBuffer:
         scored = [self._layers[index] for index in layer_indices]
         if normalise == "rows" and not rows.is_cuda:
             return _pooled_in_place(scored, rows.tolist(), end)
-        stacked = torch.cat([layer.row_scores[..., :end] for layer in scored])
-        lengths = torch.cat([layer.lengths.tensor for layer in scored])
-        return pool_rows(
-            stacked,
-            lengths=lengths,
-            rows=rows.repeat(len(scored)),
+        return pool_layers(
+            [layer.row_scores for layer in scored],
+            lengths=[layer.lengths.tensor for layer in scored],
+            rows=rows,
+            end=end,
             normalise=normalise,
         )
 

@@ -19,6 +19,7 @@ from pillarattn.evaluation.kernel_bench_selection import (
     LayerOpsCell,
     MassCell,
     MomentsCell,
+    PoolCell,
     PooledCell,
 )
 from pillarattn.evaluation.kernel_bench_timing import Timing
@@ -40,6 +41,7 @@ CASES = [
     (SelectCell(1, 60), SelectTiles(64)),
     (MixedCell(2, 48), MixedTiles(16, 64, 16, 32, stages=2)),
     (PooledCell(1, 40, layers=2), None),
+    (PoolCell(2, 40, layers=3, queries=3, counted=2), None),
     (MassCell(1, 40), None),
     (MomentsCell(1, 40), None),
     (LayerOpsCell(2, 4096), None),

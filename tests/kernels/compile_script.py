@@ -20,6 +20,7 @@ from pillarattn.kernels.key_forecast import launch as key_forecast
 from pillarattn.kernels.key_forecast.features import FEATURES
 from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
 from pillarattn.kernels.mixed_attention import launch as mixed
+from pillarattn.kernels.pool_layers import launch as pooling
 from pillarattn.kernels.pooled_select import launch as pooled
 from pillarattn.kernels.row_scores import triton_kernel as row_scores
 
@@ -107,6 +108,16 @@ def pooled_select(*, layers: int, batch: int, heads: int, size: int, dtype: torc
     )  # fmt: skip
 
 
+def pool_layers(*, layers: int, batch: int, heads: int, queries: int, size: int) -> None:
+    """Compile for the row scores of `layers` layers."""
+    scores = torch.zeros(batch, heads, queries, size)
+    lengths = torch.full((batch,), size)
+    pooling.pool_layers(
+        [scores] * layers, lengths=[lengths] * layers, rows=lengths, end=size,
+        normalise="visible" if size > 1 else "rows",
+    )  # fmt: skip
+
+
 def forecast(*, rows: int, heads: int, size: int, dtype: torch.dtype, first: bool) -> None:
     """Compile both kernels with all features, or with one at the first pass."""
     features = ("now",) if first else tuple(FEATURES)
@@ -147,6 +158,8 @@ CASES: dict[str, Callable[[], None]] = {
     "row scores ones": lambda: paged_scores(rows=1, heads=1, kv_heads=1, dim=2, window=1),
     "pooled": lambda: pooled_select(layers=4, batch=2, heads=8, size=5000, dtype=FP32),
     "pooled ones": lambda: pooled_select(layers=1, batch=1, heads=1, size=1, dtype=BF16),
+    "pool": lambda: pool_layers(layers=36, batch=2, heads=8, queries=9, size=4096),
+    "pool ones": lambda: pool_layers(layers=1, batch=1, heads=1, queries=1, size=1),
     "forecast": lambda: forecast(rows=4, heads=8, size=3000, dtype=torch.uint8, first=False),
     "forecast ones": lambda: forecast(rows=1, heads=1, size=1, dtype=FP32, first=True),
     "layers": lambda: layers(rows=4, heads=32, kv_heads=8, dim=128, normed=True),

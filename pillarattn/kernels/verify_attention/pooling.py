@@ -10,6 +10,14 @@ from pillarattn.kernels.checks import check_integers, check_one_device, check_sh
 NORMALISATIONS = ("rows", "visible")
 
 
+def check_normalise(normalise: str) -> None:
+    """Raise `ValueError` unless there is such a divisor."""
+    if normalise not in NORMALISATIONS:
+        raise ValueError(
+            f"normalise must be one of {', '.join(map(repr, NORMALISATIONS))}, got {normalise!r}"
+        )
+
+
 def pool_rows(
     row_scores: Tensor, *, lengths: Tensor, rows: Tensor, normalise: str = "rows"
 ) -> Tensor:
@@ -28,10 +36,7 @@ def pool_rows(
     Raises:
         ValueError: a shape, dtype, device, `normalise` or (on the CPU) number of rows is wrong.
     """
-    if normalise not in NORMALISATIONS:
-        raise ValueError(
-            f"normalise must be one of {', '.join(map(repr, NORMALISATIONS))}, got {normalise!r}"
-        )
+    check_normalise(normalise)
     check_shape("row_scores", row_scores, (None,) * 4, "[B, Hkv, Q, S]")
     batch, _, queries, size = row_scores.shape
     check_integers("lengths", lengths, (batch,), "[B]")
