@@ -111,6 +111,7 @@ def test_every_op_has_a_reference() -> None:
         "forecast_moments",
         "kv_append",
         "mixed_attention",
+        "paged_row_scores",
         "pool_layers",
         "pooled_attention",
         "pooled_select",
