@@ -47,6 +47,10 @@ class PillarConfig:
         kernels: "reference" (PyTorch), "triton", or "auto" (Triton where it exists and can run).
         cuda_graphs: whether `generate` records draft and verify passes as CUDA graphs and replays
             them, where the model allows it; the output is the same, and on a CPU nothing changes.
+        strict: rule out that a verify pass rounds differently from plain steps, in half precision
+            too: the output is then, token for token, that of k=0 with strict=True. On CUDA, for
+            models of the Llama and Qwen shape; needs `CUBLASLT_WORKSPACE_SIZE=1` in the
+            environment before Python starts, which is checked.
         parity: "reference" scores and selects exactly as the paper's code does (row limit too);
             "default" keeps every accepted row in fp32 and starts from the prompt's last rows.
 
@@ -71,6 +75,7 @@ class PillarConfig:
     seed: int | None = None
     kernels: str = "auto"
     cuda_graphs: bool = True
+    strict: bool = False
     parity: str = "default"
 
     def __post_init__(self) -> None:
@@ -88,8 +93,12 @@ class PillarConfig:
             )
         if self.seed is not None:
             _check_int("seed", self.seed, minimum=0)
-        if not isinstance(self.cuda_graphs, bool):
-            raise ValueError(f"cuda_graphs must be True or False, got {self.cuda_graphs!r}")
+        for name in ("cuda_graphs", "strict"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
+        if self.strict and not self.cuda_graphs:
+            raise ValueError("strict=True runs recorded passes; it needs cuda_graphs=True")
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_choice("kernels", self.kernels, KERNEL_CHOICES)
         _check_choice("parity", self.parity, PARITY_CHOICES)

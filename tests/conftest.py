@@ -162,8 +162,8 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
     class Rehearsal(CapturedPasses):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             made.append(self)
 
         def _record(self, recording: Any) -> Callable[[], None]:

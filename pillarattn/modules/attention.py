@@ -20,6 +20,7 @@ class PillarAttention(nn.Module):
 
     Args:
         kernels: "auto", "reference" or "triton".
+        strict: see `kernels.verify_attention`; drafts need not be.
 
     Attributes:
         workspace: where scored verify passes compute, by a caller who pools the scores of each pass
@@ -31,9 +32,10 @@ class PillarAttention(nn.Module):
         >>> attention(query, layer, StepState(Phase.PREFILL))         # [B, Hq, Q, Dv]
     """
 
-    def __init__(self, *, kernels: str = "auto") -> None:
+    def __init__(self, *, kernels: str = "auto", strict: bool = False) -> None:
         super().__init__()
         self.kernels = kernels
+        self.strict = strict
         self.workspace: Workspace | None = None
 
     def forward(
@@ -188,12 +190,13 @@ class PillarAttention(nn.Module):
             return_scores=return_scores,
             row_limit=row_limit,
             workspace=workspace,
+            strict=self.strict,
             implementation=self.kernels,
         )
 
     def extra_repr(self) -> str:
         """Name the kernels in the module's printed form."""
-        return f"kernels={self.kernels!r}"
+        return f"kernels={self.kernels!r}, strict={self.strict}"
 
 
 def keep_queries(

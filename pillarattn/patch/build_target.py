@@ -18,6 +18,7 @@ from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.fused_layers import FusedLayers
 from pillarattn.patch.options import check_prompt
 from pillarattn.patch.static_cache import import_static, tokens_cached
+from pillarattn.patch.strict import check_products, check_strict
 from pillarattn.patch.target import HFTarget
 
 ATTENTION_OPS = ("draft_attention", "verify_attention", "attention_scores")
@@ -36,6 +37,8 @@ class Call:
         scratch: tokens that a round may write past the length limit.
         returns_cache: whether the caller will look at the cache.
         cuda_graphs: whether passes may be recorded and replayed.
+        strict: whether every pass must be recorded, and strict.
+        width: tokens a row of the widest verify pass.
     """
 
     model: PreTrainedModel
@@ -46,6 +49,8 @@ class Call:
     scratch: int
     returns_cache: bool
     cuda_graphs: bool = True
+    strict: bool = False
+    width: int = 1
 
 
 def build_target(call: Call, *, sparse: bool, lockstep: bool) -> HFTarget | ForeignTarget:
@@ -59,6 +64,11 @@ def build_target(call: Call, *, sparse: bool, lockstep: bool) -> HFTarget | Fore
     Raises:
         UnsupportedOptionError: a prompt or a cache that cannot be decoded exactly.
     """
+    if call.strict and not sparse:
+        raise UnsupportedOptionError(
+            f"strict=True needs the library's attention, which cannot act in "
+            f"{type(call.model).__name__} with this prompt; use strict=False"
+        )
     target = _sparse_target(call) if sparse else _foreign_target(call)
     target.lockstep |= lockstep
     return target
@@ -94,11 +104,29 @@ def _sparse_target(call: Call) -> HFTarget:
         # States cannot be cut to where a shorter row ended, and a returned cache must be.
         lockstep=call.returns_cache and bool(cache.state_layers),
     )
-    if call.cuda_graphs and obstacle(model, cache) is None:
-        proven = model.pillarattn_record.proven_passes
-        fused = FusedLayers(model, cache)
-        target.capture(lambda forward: CapturedPasses(forward, cache, proven, fused))
+    _capture(target, call)
     return target
+
+
+def _capture(target: HFTarget, call: Call) -> None:
+    """Let a target record its passes where the model and the call allow it.
+
+    Raises:
+        UnsupportedOptionError: it must, and cannot.
+    """
+    model, cache = call.model, target.cache
+    record, reason, fused = model.pillarattn_record, obstacle(model, cache), None
+    if reason is None and call.kernels == "reference" and call.strict:
+        reason = "kernels='reference' rounds by the number of rows"
+    if reason is None:
+        fused = FusedLayers(model, cache, record.fused)
+    if call.strict:
+        check_strict(model, fused, reason)
+        check_products(model, batch=call.input_ids.shape[0], width=call.width)
+        cache.allocates_at_once = cache.attention.strict = True
+    if call.cuda_graphs and fused is not None:
+        proven, strict = record.proven_passes, call.strict
+        target.capture(lambda forward: CapturedPasses(forward, cache, proven, fused, strict=strict))
 
 
 def _foreign_target(call: Call) -> ForeignTarget:

@@ -37,6 +37,8 @@ class PillarCache(ContiguousCache, Cache):
     def __init__(self, *, limit: int | None = None, config: Any = None) -> None:
         Cache.__init__(self, layers=[])
         self.limit = limit
+        # For passes that must find the buffers where earlier ones did.
+        self.allocates_at_once = False
         self.step: StepState | None = None
         self.attention = PillarAttention()
         # The layer that was written last, until its attention has asked for it.
@@ -102,6 +104,7 @@ class PillarCache(ContiguousCache, Cache):
         """Append to a layer and return views that say where they come from."""
         while len(self.layers) <= layer_idx:
             self.layers.append(PillarCacheLayer(limit=self.limit))
+        self.layers[layer_idx].at_once = self.allocates_at_once
         keys, values = self.layers[layer_idx].append(key_states, value_states)
         setattr(keys, ORIGIN, (self, layer_idx))
         self.written = layer_idx

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import LiveLengths, Phase, RowLengths
+from pillarattn.errors import UnsupportedOptionError
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
@@ -76,6 +77,7 @@ class CapturedPasses:
         cache: the one that the passes write to.
         proven: kinds of passes that were compared; shared by the runs of a model.
         fused: layers that recorded passes run with fewer kernels; compared with them as well.
+        strict: run nothing eagerly: its rounding differs.
 
     Attributes:
         reason: why nothing is replayed any more, or None.
@@ -89,11 +91,14 @@ class CapturedPasses:
         cache: PillarCache,
         proven: set[Any],
         fused: FusedLayers | None = None,
+        *,
+        strict: bool = False,
     ) -> None:
         self._forward = forward
         self.cache = cache
         self.proven = proven
         self.fused = fused
+        self.strict = strict
         self.reason: str | None = None
         self.replayed = 0
         self.settled = True
@@ -108,6 +113,11 @@ class CapturedPasses:
         """
         key = self._key(inputs, step, width)
         if key is None:
+            if self.strict and step.phase is Phase.VERIFY:
+                raise UnsupportedOptionError(
+                    "strict=True keeps a cache where it is, and a pass found no room in it; pass "
+                    "no cache, or a PillarCache(limit=...) that holds the whole text"
+                )
             self.settled = False
             return None
         base = self.cache.lengths
@@ -135,6 +145,9 @@ class CapturedPasses:
         logits = recording.logits.to(torch.float32, copy=True)
         if recording.first == base.host or not recording.first:
             self.settled = False
+            return logits
+        if self.strict:
+            self._check_again(recording, logits, base)
             return logits
         return self._compared(logits, inputs, step, base, width)
 
@@ -258,6 +271,22 @@ class CapturedPasses:
             )
         return eager.to(torch.float32, copy=True)
 
+    def _check_again(self, recording: Recording, logits: Tensor, base: RowLengths) -> None:
+        """Run a replayed pass without its graph, once a kind: the same kernels, the same bits."""
+        kind = recording.step.phase, recording.width, "strict"
+        if kind in self.proven:
+            return
+        self._set_lengths(base)
+        # A graph leaves its results where they lie: nothing else may take their place.
+        left, scores = recording.logits, recording.scores
+        self._play(recording)
+        again, recording.logits, recording.scores = recording.logits, left, scores
+        self._set_lengths(base.plus(recording.width))
+        assert again is not None
+        if not torch.equal(again.float(), logits):
+            self._give_up("a replayed pass differs from the same one without its graph")
+        self.proven.add(kind)
+
     def _set_lengths(self, lengths: RowLengths) -> None:
         for layer in self.cache.used_layers:
             layer.lengths = lengths
@@ -265,6 +294,8 @@ class CapturedPasses:
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self.close()
+        if self.strict:
+            raise UnsupportedOptionError(f"strict=True cannot go on: {reason}; use strict=False")
         warnings.warn(
             f"passes run without CUDA graphs, slower and with the same output: {reason}",
             RuntimeWarning,

@@ -121,6 +121,8 @@ def decode(
         scratch=generator.most_drafts + 1 + drafter.scratch,
         returns_cache=wants_dict or is_users,
         cuda_graphs=generator.config.cuda_graphs,
+        strict=generator.config.strict,
+        width=generator.most_drafts + 1,
     )
     target = build_target(call, sparse=sparse, lockstep=lockstep)
     dead_ends = DeadEnds()

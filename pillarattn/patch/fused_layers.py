@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -21,6 +22,7 @@ from pillarattn.kernels.layer_ops import add_rms_norm, rotary_write, silu_mul
 from pillarattn.modules.cache import ContiguousLayer
 from pillarattn.patch.attention_function import attention_options
 from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.current_pass import find_cache
 
 # Layers whose forward is exactly the one below, by file and class.
 KNOWN = {
@@ -32,8 +34,46 @@ KNOWN = {
 PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
 GATE_LINEARS = ("gate_proj", "up_proj", "down_proj")
-# Runs of several threads share a model.
+# Guards the switches of all models: a lock cannot be pickled.
 _LOCK = Lock()
+
+
+@dataclass
+class FusedSwitch:
+    """Puts fused code in front of a model's own while some pass wants it; threads share it.
+
+    Which pass a call belongs to, its cache tells.
+
+    Attributes:
+        users: what runs fused, by the identity of its cache.
+    """
+
+    users: dict[int, FusedLayers] = field(default_factory=dict)
+
+    @contextmanager
+    def on(self, fused: FusedLayers) -> Iterator[None]:
+        """Let the passes over the cache of `fused` run it inside."""
+        modules = fused.modules
+        with _LOCK:
+            if not self.users:
+                for module in modules:
+                    module.forward = partial(self.dispatch, module, module.forward)
+            self.users[id(fused.cache)] = fused
+        try:
+            yield
+        finally:
+            with _LOCK:
+                del self.users[id(fused.cache)]
+                if not self.users:
+                    for module in modules:
+                        vars(module).pop("forward", None)
+
+    def dispatch(self, module: Any, original: Any, *arguments: Any, **kwargs: Any) -> Any:
+        """Run a module's call, fused where it belongs to a pass that wants it."""
+        fused = self.users.get(id(find_cache()))
+        if fused is None:
+            return original(*arguments, **kwargs)
+        return fused.run(module, original, *arguments, **kwargs)
 
 
 class FusedLayers:
@@ -42,46 +82,51 @@ class FusedLayers:
     Args:
         model: patched.
         cache: passes that write to it are the ones meant; all others run the model's own code.
+        switch: the model's.
 
     Attributes:
-        layers: those that can be fused, by their number in the model; empty if one of them cannot.
+        layers: those that are fused; none if one of them cannot be.
+        last_norm: the norm after them, likewise, or None.
     """
 
-    def __init__(self, model: nn.Module, cache: PillarCache) -> None:
-        self._cache = cache
+    def __init__(self, model: nn.Module, cache: PillarCache, switch: FusedSwitch) -> None:
+        self.cache = cache
+        self._switch = switch
         # Slots of the pass that runs: all its layers write to the same places.
         self._slots: tuple[RowLengths, int, Tensor] | None = None
         found = [module for module in model.modules() if _is_known(module)]
         self.layers = found if all(map(_can_fuse, found)) else []
+        self.last_norm = _last_norm(model) if self.layers else None
+
+    @property
+    def modules(self) -> list[Any]:
+        """What is replaced."""
+        return [*self.layers, *([] if self.last_norm is None else [self.last_norm])]
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Use the fused layers inside; other threads may do so too, over caches of their own."""
+        """Use the fused layers inside."""
         self._slots = None
-        before = [vars(layer).get("forward") for layer in self.layers]
-        with _LOCK:
-            for layer in self.layers:
-                layer.forward = partial(self._forward, layer, layer.forward)
-        try:
+        with self._switch.on(self):
             yield
-        finally:
-            with _LOCK:
-                for layer, own in zip(self.layers, before, strict=True):
-                    if own is None:
-                        vars(layer).pop("forward", None)
-                    else:
-                        layer.forward = own
-            self._slots = None
+        self._slots = None
 
-    def _forward(
+    def run(self, module: Any, original: Any, hidden: Tensor, *others: Any, **kwargs: Any) -> Any:
+        """Compute what a module of the model is called for."""
+        if module is not self.last_norm:
+            return self._layer(module, original, hidden, *others, **kwargs)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        return _norm(module, rows, None)[0].view_as(hidden)
+
+    def _layer(
         self, layer: Any, original: Any, hidden_states: Tensor, *arguments: Any, **kwargs: Any
     ) -> Any:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         turn = kwargs.get("position_embeddings")
-        held = self._cache.layers
+        held = self.cache.layers
         index = layer.self_attn.layer_idx
         if (
-            cache is not self._cache
+            cache is not self.cache
             or arguments
             or turn is None
             or index >= len(held)
@@ -108,7 +153,7 @@ class FusedLayers:
     ) -> Tensor:
         """Return the output of a layer's attention, `[B * Q, H]`; its keys go to the cache."""
         batch, width = shape
-        held = self._cache.layers[module.layer_idx]
+        held = self.cache.layers[module.layer_idx]
         cos, sin = (t.expand(batch, width, -1).reshape(batch * width, -1) for t in turn)
         norms = {}
         if hasattr(module, "q_norm"):
@@ -126,9 +171,9 @@ class FusedLayers:
         asked.setdefault("sliding_window", getattr(module, "sliding_window", None))
         options = attention_options("sdpa", module, kwargs.get("attention_mask"), asked)
         heads = query.view(batch, width, -1, module.head_dim).transpose(1, 2)
-        step = self._cache.step
+        step = self.cache.step
         assert step is not None
-        out = self._cache.attention(heads, held, step, module.layer_idx, options, views)
+        out = self.cache.attention(heads, held, step, module.layer_idx, options, views)
         attended: Tensor = module.o_proj(out.transpose(1, 2).reshape(batch * width, -1))
         return attended
 
@@ -144,6 +189,17 @@ class FusedLayers:
             slots = (first + lengths.tensor).unsqueeze(-1) + ahead
             self._slots = lengths, capacity, slots.reshape(-1)
         return self._slots[2]
+
+
+def _last_norm(model: nn.Module) -> Any:
+    """Return the norm that follows the layers, if it is as its class made it."""
+    for module in model.modules():
+        norm = getattr(module, "norm", None)
+        if hasattr(module, "layers") and isinstance(norm, nn.Module):
+            known = type(norm).__module__ in KNOWN and type(norm).__name__.endswith("RMSNorm")
+            heard = norm._forward_hooks or norm._forward_pre_hooks or _is_replaced(norm)
+            return norm if known and not heard else None
+    return None
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -164,8 +220,15 @@ def _can_fuse(layer: Any) -> bool:
     )
     act = mlp.act_fn
     is_silu = isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"
-    replaced = any(vars(module).get("forward") is not None for module in layer.modules())
+    replaced = any(_is_replaced(module) for module in layer.modules())
     return is_plain and is_silu and not watched and not replaced
+
+
+def _is_replaced(module: nn.Module) -> bool:
+    """Whether somebody else than a `FusedSwitch` has given a module a forward of its own."""
+    own = vars(module).get("forward")
+    is_ours = isinstance(getattr(getattr(own, "func", None), "__self__", None), FusedSwitch)
+    return own is not None and not is_ours
 
 
 def _holds(held: Any, hidden: Tensor, head_dim: int) -> bool:
@@ -192,10 +255,11 @@ def _joined(linears: list[nn.Linear], rows: Tensor) -> Tensor:
     widths = [linear.out_features for linear in linears]
     out = rows.new_empty(rows.shape[0], sum(widths))
     for linear, part in zip(linears, out.split(widths, dim=1), strict=True):
-        if linear.bias is None:
+        bias: Tensor | None = linear.bias
+        if bias is None:
             torch.mm(rows, linear.weight.T, out=part)
         else:
-            torch.addmm(linear.bias, rows, linear.weight.T, out=part)
+            torch.addmm(bias, rows, linear.weight.T, out=part)
     return out
 
 

@@ -14,6 +14,8 @@ from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel, cache_keyword
 from pillarattn.patch.compiled import EagerSwitch
 from pillarattn.patch.decode import decode
+from pillarattn.patch.fused_layers import FusedSwitch
+from pillarattn.patch.strict import strict_products
 from pillarattn.patch.support import SUPPORTED_ATTENTION
 
 RECORD = "pillarattn_record"
@@ -51,6 +53,7 @@ class PatchRecord:
     stores_latents: bool = False
     own_code: EagerSwitch = field(default_factory=EagerSwitch)
     proven_passes: set[Any] = field(default_factory=set)
+    fused: FusedSwitch = field(default_factory=FusedSwitch)
     users: int = 0
     originals: list[str] = field(default_factory=list)
 
@@ -86,6 +89,8 @@ class PatchRecord:
             if sparse:
                 stack.enter_context(self.active())
             stack.enter_context(self.own_code.active(model))
+            if generator.config.strict:
+                stack.enter_context(strict_products())
             return decode(
                 generator,
                 model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ def counted(monkeypatch):
 
     made, kind = [], build_target.CapturedPasses
 
-    def make(*arguments):
-        made.append(kind(*arguments))
+    def make(*arguments, **options):
+        made.append(kind(*arguments, **options))
         return made[-1]
 
     monkeypatch.setattr(build_target, "CapturedPasses", make)
@@ -106,3 +107,27 @@ def test_a_draft_does_not_wait_for_the_device(on_gpu, prompt, monkeypatch):
         patched.generate(prompt(2, 40).cuda(), **{**NEW, **sampling},
                          assistant=pillarattn.SelfSpeculativeGenerator(**SPARSE))  # fmt: skip
         assert len(rounds) > 9
+
+
+@pytest.mark.skipif(
+    os.environ.get("CUBLASLT_WORKSPACE_SIZE") != "1", reason="needs CUBLASLT_WORKSPACE_SIZE=1"
+)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_strict_tokens_do_not_depend_on_k_in_bf16(on_gpu, counted, prompt, family, sampled):
+    _, patched = on_gpu(family, torch.bfloat16)
+    ids = prompt(5, 40).cuda()
+    sampling = {"do_sample": True, "temperature": 0.9, "top_k": 0} if sampled else {}
+    options = {**SPARSE, "strict": True, "seed": 3 if sampled else None}
+    library = torch.backends.cuda.preferred_blas_library()
+    outs = [
+        patched.generate(
+            ids, **{**NEW, "max_new_tokens": 200, **sampling},
+            assistant=pillarattn.SelfSpeculativeGenerator(**{**options, "k": k}),
+        )
+        for k in (0, 4, 7)
+    ]  # fmt: skip
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    assert min(passes.replayed for passes in counted) > 20
+    assert torch.backends.cuda.preferred_blas_library() == library

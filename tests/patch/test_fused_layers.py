@@ -27,6 +27,11 @@ def cache_of(model, ids):
     return cache
 
 
+def fused_of(model, cache=None):
+    cache = pillarattn.PillarCache() if cache is None else cache
+    return FusedLayers(model, cache, model.pillarattn_record.fused)
+
+
 def run(model, cache, tokens, step):
     lengths = cache.lengths.tensor if cache.used_layers else torch.zeros(len(tokens)).long()
     places = lengths.unsqueeze(1) + torch.arange(tokens.shape[1])
@@ -46,8 +51,9 @@ def test_a_fused_pass_is_the_models_own(pair, prompt, monkeypatch, family, width
     ids, block = prompt(3, 25), prompt(3, width, seed=5)
     caches = [cache_of(patched, ids) for _ in range(2)]
     own = run(patched, caches[0], block, StepState(Phase.VERIFY))
-    fused = FusedLayers(patched, caches[1])
+    fused = fused_of(patched, caches[1])
     assert len(fused.layers) == patched.config.num_hidden_layers
+    assert fused.last_norm is patched.model.norm
     for layer in fused.layers:
         # The model's own code would call these.
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
@@ -73,7 +79,7 @@ def test_lengths_of_the_device_say_where_tokens_go(pair, prompt):
     live = LiveLengths([24, 24], "cpu", tensor=base.tensor.clone())
     for layer in cache.layers:
         layer.lengths = live
-    with FusedLayers(patched, cache).active():
+    with fused_of(patched, cache).active():
         run(patched, cache, block, StepState(Phase.VERIFY))
     for layer, old in zip(cache.layers, before, strict=True):
         assert layer.lengths.tensor.tolist() == [23, 22]
@@ -85,8 +91,27 @@ def test_afterwards_and_for_other_caches_the_model_runs_its_own_code(pair, promp
     _, patched = pair("llama")
     ids = prompt(2, 20)
     plain = patched(ids).logits
-    with FusedLayers(patched, pillarattn.PillarCache()).active():
+    with fused_of(patched).active():
         assert torch.equal(patched(ids).logits, plain)
+    assert all("forward" not in vars(layer) for layer in patched.model.layers)
+    assert "forward" not in vars(patched.model.norm)
+
+
+def test_passes_of_two_caches_share_a_model(pair, prompt):
+    """The first to begin is not the last to end, as where threads run side by side."""
+    _, patched = pair("llama")
+    ids, block = prompt(2, 20), prompt(2, 1, seed=5)
+    caches = [cache_of(patched, ids) for _ in range(3)]
+    wanted = run(patched, caches[0], block, StepState(Phase.VERIFY))
+    first = fused_of(patched, caches[1]).active()
+    first.__enter__()
+    second = fused_of(patched, caches[2])
+    assert second.layers, "a layer that runs fused already can be fused"
+    with second.active():
+        first.__exit__(None, None, None)
+        found = run(patched, caches[2], block, StepState(Phase.VERIFY))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert not patched.pillarattn_record.fused.users
     assert all("forward" not in vars(layer) for layer in patched.model.layers)
 
 
@@ -104,12 +129,12 @@ def test_layers_that_were_changed_are_left_alone(tiny_model, change):
         layer.mlp.act_fn = nn.GELU()
     else:
         layer.adapter = nn.Identity()
-    assert not FusedLayers(patched, pillarattn.PillarCache()).layers
+    assert not fused_of(patched).layers
 
 
 def test_other_models_have_none(pair):
     for family in ("gpt2", "gemma2", "phi3"):
-        assert not FusedLayers(pair(family)[1], pillarattn.PillarCache()).layers
+        assert not fused_of(pair(family)[1]).layers
 
 
 def test_a_class_of_the_same_name_elsewhere_is_unknown(tiny_model):
@@ -117,7 +142,7 @@ def test_a_class_of_the_same_name_elsewhere_is_unknown(tiny_model):
     for layer in patched.model.layers:
         kind = type(layer)
         layer.__class__ = type(kind.__name__, (kind,), {"__module__": "elsewhere"})
-    assert not FusedLayers(patched, pillarattn.PillarCache()).layers
+    assert not fused_of(patched).layers
 
 
 @pytest.mark.parametrize("family", FUSED)

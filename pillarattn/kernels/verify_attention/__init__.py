@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from pillarattn.kernels.checks import (
@@ -38,6 +40,7 @@ def verify_attention(
     return_scores: bool = False,
     row_limit: int | None = None,
     workspace: Workspace | None = None,
+    strict: bool = False,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Attend causally from the newest Q tokens of each row to all keys, and score the keys.
@@ -59,6 +62,7 @@ def verify_attention(
             add nothing to the scores, whose divisor stays G. The output does not change.
         workspace: memory that the reference may use instead of fresh one, for the scores too; see
             `Workspace.of_layer`. None: all memory is fresh.
+        strict: give each row the bits that it gets alone, whatever Q and B are; Triton only.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Returns:
@@ -67,7 +71,8 @@ def verify_attention(
         averaged over the G query heads of the group, 0 where a row does not see the key.
 
     Raises:
-        ValueError: a shape, dtype, device, range or (on the CPU) length is wrong.
+        ValueError: a shape, dtype, device, range or (on the CPU) length is wrong, or `strict` is
+            asked of the reference.
 
     Source: arXiv 2512.01278; reference.md 1.3 and 1.4.
     """
@@ -84,7 +89,14 @@ def verify_attention(
         values,
         unsupported=triton_attention_limits(query, keys, values, scale=scale),
     )
-    options = {"workspace": workspace} if compute is reference.verify_attention else {}
+    options: dict[str, Any] = {"strict": strict}
+    if compute is reference.verify_attention:
+        if strict:
+            raise ValueError(
+                "strict=True needs the Triton kernel: products of PyTorch depend on the number of "
+                "rows; move the tensors to CUDA, or pass strict=False"
+            )
+        options = {"workspace": workspace}
     result: tuple[Tensor, Tensor | None] = compute(
         query,
         keys,

@@ -177,6 +177,7 @@ def verify_attention(
     sinks: Tensor | None,
     return_scores: bool,
     row_limit: int | None,
+    strict: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `kernels.verify_attention`; scores of single rows read the keys a second time."""
     lse = _lse_of(query) if return_scores else None
@@ -186,7 +187,7 @@ def verify_attention(
         "window": window,
         "softcap": softcap,
     }
-    out = launch(query, keys, values, sinks=sinks, lse=lse, **options)
+    out = launch(query, keys, values, sinks=sinks, lse=lse, strict=strict, **options)
     assert out is not None
     if lse is None:
         return out, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,8 @@ class ContiguousLayer:
         self.value_buffer: Tensor | None = None
         self.lengths: RowLengths | None = None
         self.limit = limit
+        # Whether the first growth takes the whole limit.
+        self.at_once = False
         self.window: int | None = None
         self.attended_heads: int | None = None
         # False where attention follows a pattern that drafts must follow too, such as chunks.
@@ -168,7 +172,8 @@ class ContiguousLayer:
         if tokens <= self.capacity:
             return
         capacity = max(MIN_CAPACITY, 1 << (tokens - 1).bit_length())
-        if self.limit is not None and tokens <= self.limit <= tokens * NEAR:
+        near = math.inf if self.at_once else tokens * NEAR
+        if self.limit is not None and tokens <= self.limit <= near:
             capacity = self.limit
         elif self.limit is not None and tokens <= self.limit:
             capacity = min(capacity, self.limit)
