@@ -18,11 +18,10 @@ from pillarattn.kernels.key_forecast.triton_kernel import mass_kernel, moments_k
 
 # Lanes of a step of the moments, four keys each: one warp, so that no program waits for another.
 MOMENT_LANES = 32
-MASS_KEYS = 512
+# Of the masses, and keys of a program.
+MASS_LANES, MASS_KEYS = 128, 2048
 # Programs of one warp that a large GPU runs at once; fewer pairs than that are split.
 WAVE = 132 * 16
-# What a step to the left leaves of the fourth root of a mass; of a square root, its square.
-FADE = SPREAD_DECAY**0.25
 
 
 def forecast_moments(
@@ -53,10 +52,10 @@ def forecast_moments(
                 *record, matches, target, sums,
                 *record[0].stride()[:2], 0 if matches is None else matches.stride(0),
                 *target.stride()[:2], heads, size, span, splits,
-                CODES=has_codes, LANES=MOMENT_LANES, COUNT=count,
-                CHOSEN=tuple(list(FEATURES).index(name) for name in features),
-                FADES=tuple((FADE if has_codes else FADE**2) ** step for step in range(13)),
-                HAS_MATCHES=matches is not None, CONSTANT_ROOT=CONSTANT_MASS**0.5, num_warps=1,
+                CODES=has_codes, LANES=MOMENT_LANES, num_warps=1,
+                # A code is the fourth root of a mass, what is made of a number the square root.
+                FADES=_fades(SPREAD_DECAY ** (0.25 if has_codes else 0.5)),
+                **_constants(features, matches),
             )  # fmt: skip
     whole = (sums[:, 0] if splits == 1 else sums.sum(dim=1)).view(rows, heads, count, count + 1)
     return whole[..., :count].contiguous(), whole[..., count].contiguous()
@@ -93,17 +92,22 @@ def forecast_mass(
             now, last, *state, matches, weights.float().contiguous(), lengths.contiguous(),
             mass, new_average, new_peak, *now.stride()[:2], *last.stride()[:2],
             *state[0].stride()[:2], 0 if matches is None else matches.stride(0), heads, size,
-            FIRST=is_first, CODES=state_dtype == torch.uint8, BLOCK=MASS_KEYS, num_warps=4,
-            AVERAGE_DECAY=AVERAGE_DECAY, PEAK_DECAY=PEAK_DECAY, **_constants(features, matches),
+            MASS_KEYS, FIRST=is_first, CODES=state_dtype == torch.uint8, LANES=MASS_LANES,
+            FADES=_fades(SPREAD_DECAY), AVERAGE_DECAY=AVERAGE_DECAY, PEAK_DECAY=PEAK_DECAY,
+            num_warps=4, **_constants(features, matches),
         )  # fmt: skip
     return mass, new_average, new_peak
 
 
+def _fades(decay: float) -> tuple[float, ...]:
+    """Return what 0 to 12 steps to the left leave."""
+    return tuple(decay**step for step in range(13))
+
+
 def _constants(features: tuple[str, ...], matches: Tensor | None) -> dict[str, Any]:
-    """Return each feature's place among those asked for, -1 for the others."""
-    places = {name.upper(): -1 for name in FEATURES}
-    places |= {name.upper(): place for place, name in enumerate(features)}
+    """Return the places of the chosen features in `FEATURES`, and what they need to know."""
+    places = list(FEATURES)
     return {
-        **places, "COUNT": len(features), "HAS_MATCHES": matches is not None,
-        "CONSTANT_MASS": CONSTANT_MASS,
+        "CHOSEN": tuple(places.index(name) for name in features), "COUNT": len(features),
+        "HAS_MATCHES": matches is not None, "CONSTANT_ROOT": CONSTANT_MASS**0.5,
     }  # fmt: skip

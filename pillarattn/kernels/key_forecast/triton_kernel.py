@@ -10,33 +10,12 @@ import triton.language as tl
 
 
 @triton.jit
-def _mass_at(base, position, lo, hi, CODES: tl.constexpr):
-    """Load remembered masses as fp32, 0 outside lo..hi-1."""
-    inside = (position >= lo) & (position < hi)
-    if CODES:
-        root = tl.load(base + position, mask=inside, other=0).to(tl.float32) * (1.0 / 255.0)
-        root = root * root
-        return root * root
-    return tl.load(base + position, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _spread_at(base, position, hi, CODES: tl.constexpr):
-    """Return each key's best of its own mass and its 8 left neighbours', less a fifth a step."""
-    best = _mass_at(base, position, 0, hi, CODES)
-    fade = 1.0
-    for step in tl.static_range(1, 9):
-        fade = fade * 0.8
-        best = tl.maximum(best, _mass_at(base, position - step, 0, hi, CODES) * fade)
-    return best
-
-
-@triton.jit
-def _coded(mass):
-    """Return masses as the nearest uint8 code of their fourth root; halves go to the even one."""
-    scaled = tl.sqrt(tl.sqrt(tl.minimum(tl.maximum(mass, 0.0), 1.0))) * 255.0
-    # Adding 2**23 leaves no digits after the point, and rounds as torch.round does.
-    return ((scaled + 8388608.0) - 8388608.0).to(tl.uint8)
+def _coded(root):
+    """Return square roots of masses as the nearest uint8 codes; halves go to the even one."""
+    scaled = tl.sqrt(tl.minimum(root, 1.0)) * 255.0
+    # Adding 2**23 leaves no digits after the point, rounds as torch.round does, and puts the number
+    # in the last bits: conversions are as slow as roots.
+    return ((scaled + 8388608.0).to(tl.int32, bitcast=True) & 255).to(tl.uint8)
 
 
 @triton.jit
@@ -99,8 +78,8 @@ def _root(level, CODES: tl.constexpr):
 
 
 @triton.jit
-def _spread_roots(levels, CODES: tl.constexpr, FADES: tl.constexpr):
-    """Return the roots of the best of four keys' masses and their 8 left neighbours', faded.
+def _spread(levels, FADES: tl.constexpr):
+    """Return the best of four keys' levels and their 8 left neighbours', faded by the distance.
 
     Each level is raised by its distance from the first of the twelve and lowered again after the
     maximum: what the four have in common, the middle six, is compared once.
@@ -113,15 +92,11 @@ def _spread_roots(levels, CODES: tl.constexpr, FADES: tl.constexpr):
         shared = tl.maximum(shared, raised[i])
     left = tl.maximum(raised[1], raised[2])
     right = tl.maximum(raised[9], raised[10])
-    first = tl.maximum(shared, tl.maximum(left, raised[0]))
-    second = tl.maximum(shared, tl.maximum(left, raised[9]))
-    third = tl.maximum(shared, tl.maximum(right, raised[2]))
-    fourth = tl.maximum(shared, tl.maximum(right, raised[11]))
     return (
-        _root(first * (1.0 / FADES[4]), CODES),
-        _root(second * (1.0 / FADES[3]), CODES),
-        _root(third * (1.0 / FADES[2]), CODES),
-        _root(fourth * (1.0 / FADES[1]), CODES),
+        tl.maximum(shared, tl.maximum(left, raised[0])) * (1.0 / FADES[4]),
+        tl.maximum(shared, tl.maximum(left, raised[9])) * (1.0 / FADES[3]),
+        tl.maximum(shared, tl.maximum(right, raised[2])) * (1.0 / FADES[2]),
+        tl.maximum(shared, tl.maximum(right, raised[11])) * (1.0 / FADES[1]),
     )
 
 
@@ -165,9 +140,9 @@ def moments_kernel(
         lasts = _levels(last + place, quad, size, CODES, True)
         means = _levels(average + place, quad, size, CODES, True)
         peaks = _levels(peak + place, quad, size, CODES, False)
-        spread_now = _spread_roots(news, CODES, FADES)
-        spread_last = _spread_roots(lasts, CODES, FADES)
-        spread_average = _spread_roots(means, CODES, FADES)
+        spread_now = _spread(news, FADES)
+        spread_last = _spread(lasts, FADES)
+        spread_average = _spread(means, FADES)
         for e in tl.static_range(4):
             inside = 4 * quad + e < size
             y = tl.load(target + 4 * quad + e, mask=inside, other=0.0)
@@ -179,7 +154,8 @@ def moments_kernel(
             found = (
                 _root(news[8 + e], CODES), _root(lasts[8 + e], CODES),
                 _root(means[8 + e], CODES), _root(peaks[e], CODES),
-                spread_now[e], spread_last[e], spread_average[e],
+                _root(spread_now[e], CODES), _root(spread_last[e], CODES),
+                _root(spread_average[e], CODES),
                 _root(news[7 + e], CODES), _root(news[6 + e], CODES), _root(news[5 + e], CODES),
                 match, tl.full([LANES], CONSTANT_ROOT, tl.float32),
             )  # fmt: skip
@@ -194,87 +170,133 @@ def moments_kernel(
 
 
 @triton.jit
+def _four(base, start, size, end, LANES: tl.constexpr):
+    """Load four numbers a lane from `start` on, as fp32, 0 outside 0..end-1.
+
+    A tile is loaded whole, 16 bytes a lane where rows are aligned, and taken apart in registers.
+    """
+    position = start + tl.arange(0, 4 * LANES)
+    inside = (position >= 0) & (position < size)
+    tile = tl.load(base + position, mask=inside, other=0.0).to(tl.float32)
+    if start + 4 * LANES > end:
+        tile = tl.where(position < end, tile, 0.0)
+    even, odd = tl.split(tl.reshape(tile, [LANES, 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _put_four(base, start, size, first, second, third, fourth, LANES: tl.constexpr):
+    """Store four numbers a lane from `start` on, within 0..size-1."""
+    tile = tl.join(tl.join(first, third), tl.join(second, fourth))
+    position = start + tl.arange(0, 4 * LANES)
+    tile = tl.reshape(tile, [4 * LANES])
+    tl.store(base + position, tile.to(base.dtype.element_ty), mask=position < size)
+
+
+@triton.jit
+def _twelve(base, start, size, end, LANES: tl.constexpr):
+    """Load four numbers a lane after their 8 left neighbours."""
+    left = _four(base, start - 8, size, end, LANES) + _four(base, start - 4, size, end, LANES)
+    return left + _four(base, start, size, end, LANES)
+
+
+@triton.jit
+def _remembered(base, start, size, CODES: tl.constexpr, LANES: tl.constexpr):
+    """Return the remembered masses of four keys a lane, after their 8 left neighbours'."""
+    if CODES:
+        quad = start // 4 + tl.arange(0, LANES)
+        codes = _levels(base, quad, size, True, True)
+        masses = tl.tuple(())
+        for i in tl.static_range(12):
+            root = codes[i] * codes[i]
+            masses += (root * root,)
+    else:
+        masses = _twelve(base, start, size, size, LANES)
+    return masses
+
+
+@triton.jit
+def _root_of(mass):
+    """Return the square root of a mass, 0 of a negative one."""
+    return tl.sqrt(tl.maximum(mass, 0.0))
+
+
+@triton.jit
+def _put_state(base, start, size, masses, CODES: tl.constexpr, LANES: tl.constexpr):
+    """Store what is remembered of the last four of `masses`, as codes or as they are."""
+    kept = tl.tuple(())
+    for i in tl.static_range(8, 12):
+        if CODES:
+            kept += (_coded(_root_of(masses[i])),)
+        else:
+            kept += (masses[i],)
+    _put_four(base, start, size, kept[0], kept[1], kept[2], kept[3], LANES)
+
+
+@triton.jit
 def mass_kernel(
     now, last, average, peak, matches, weights, lengths, mass, new_average, new_peak,
     stride_nr, stride_nh, stride_lr, stride_lh, stride_sr, stride_sh, stride_mr,
-    heads, size,
-    FIRST: tl.constexpr, CODES: tl.constexpr, BLOCK: tl.constexpr,
-    NOW: tl.constexpr, LAST: tl.constexpr, AVERAGE: tl.constexpr, PEAK: tl.constexpr,
-    SPREAD_NOW: tl.constexpr, SPREAD_LAST: tl.constexpr, SPREAD_AVERAGE: tl.constexpr,
-    LEFT_1: tl.constexpr, LEFT_2: tl.constexpr, LEFT_3: tl.constexpr,
-    MATCH: tl.constexpr, CONSTANT: tl.constexpr, COUNT: tl.constexpr,
-    HAS_MATCHES: tl.constexpr, CONSTANT_MASS: tl.constexpr,
-    AVERAGE_DECAY: tl.constexpr, PEAK_DECAY: tl.constexpr,
+    heads, size, span,
+    FIRST: tl.constexpr, CODES: tl.constexpr, LANES: tl.constexpr, CHOSEN: tl.constexpr,
+    COUNT: tl.constexpr, FADES: tl.constexpr, HAS_MATCHES: tl.constexpr,
+    CONSTANT_ROOT: tl.constexpr, AVERAGE_DECAY: tl.constexpr, PEAK_DECAY: tl.constexpr,
 ):  # fmt: skip
     """Follow the record of one stretch of one head's keys, and forecast their mass.
 
     The spread of the new average needs its left neighbours', which are followed here once more.
+    What no chosen feature needs is compiled away.
     """
     pair = tl.program_id(0)
     r = (pair // heads).to(tl.int64)
     h = (pair % heads).to(tl.int64)
-    position = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     length = tl.load(lengths + r).to(tl.int32)
     now += r * stride_nr + h * stride_nh
     last += r * stride_lr + h * stride_lh
     average += r * stride_sr + h * stride_sh
     peak += r * stride_sr + h * stride_sh
-    weights += pair.to(tl.int64) * COUNT
-    inside = position < size
-
-    here = _mass_at(now, position, 0, length, False)
-    mean, most = here, here
-    if not FIRST:
-        before = _mass_at(average, position, 0, size, CODES)
-        mean = here + AVERAGE_DECAY * (before - here)
-        most = tl.maximum(here, PEAK_DECAY * _mass_at(peak, position, 0, size, CODES))
-    total = tl.zeros([BLOCK], tl.float32)
-    if NOW >= 0:
-        total += tl.load(weights + NOW) * tl.sqrt(tl.maximum(here, 0.0))
-    if LAST >= 0:
-        one = _mass_at(last, position, 0, length, False)
-        total += tl.load(weights + LAST) * tl.sqrt(tl.maximum(one, 0.0))
-    if AVERAGE >= 0:
-        total += tl.load(weights + AVERAGE) * tl.sqrt(tl.maximum(mean, 0.0))
-    if PEAK >= 0:
-        total += tl.load(weights + PEAK) * tl.sqrt(tl.maximum(most, 0.0))
-    if SPREAD_NOW >= 0:
-        one = _spread_at(now, position, length, False)
-        total += tl.load(weights + SPREAD_NOW) * tl.sqrt(tl.maximum(one, 0.0))
-    if SPREAD_LAST >= 0:
-        one = _spread_at(last, position, length, False)
-        total += tl.load(weights + SPREAD_LAST) * tl.sqrt(tl.maximum(one, 0.0))
-    if SPREAD_AVERAGE >= 0:
-        one = mean
-        fade = 1.0
-        for step in tl.static_range(1, 9):
-            fade = fade * 0.8
-            left = _mass_at(now, position - step, 0, length, False)
-            if not FIRST:
-                old = _mass_at(average, position - step, 0, size, CODES)
-                left = left + AVERAGE_DECAY * (old - left)
-            one = tl.maximum(one, left * fade)
-        total += tl.load(weights + SPREAD_AVERAGE) * tl.sqrt(tl.maximum(one, 0.0))
-    if LEFT_1 >= 0:
-        one = _mass_at(now, position - 1, 0, length, False)
-        total += tl.load(weights + LEFT_1) * tl.sqrt(tl.maximum(one, 0.0))
-    if LEFT_2 >= 0:
-        one = _mass_at(now, position - 2, 0, length, False)
-        total += tl.load(weights + LEFT_2) * tl.sqrt(tl.maximum(one, 0.0))
-    if LEFT_3 >= 0:
-        one = _mass_at(now, position - 3, 0, length, False)
-        total += tl.load(weights + LEFT_3) * tl.sqrt(tl.maximum(one, 0.0))
-    if HAS_MATCHES and MATCH >= 0:
-        one = tl.load(matches + r * stride_mr + position, mask=inside, other=0.0)
-        total += tl.load(weights + MATCH) * tl.sqrt(tl.maximum(one, 0.0))
-    if CONSTANT >= 0:
-        total += tl.load(weights + CONSTANT) * tl.sqrt(tl.full([BLOCK], CONSTANT_MASS, tl.float32))
-    total = tl.maximum(total, 0.0)
-    own = pair.to(tl.int64) * size + position
-    tl.store(mass + own, total * total, mask=inside)
-    if CODES:
-        tl.store(new_average + own, _coded(mean), mask=inside)
-        tl.store(new_peak + own, _coded(most), mask=inside)
-    else:
-        tl.store(new_average + own, mean, mask=inside)
-        tl.store(new_peak + own, most, mask=inside)
+    own = pair.to(tl.int64) * size
+    shares = tl.tuple(())
+    for i in tl.static_range(COUNT):
+        shares += (tl.load(weights + pair * COUNT + i),)
+    begin = tl.program_id(1) * span
+    for start in range(begin, tl.minimum(begin + span, size), 4 * LANES):
+        news = _twelve(now, start, size, length, LANES)
+        lasts = _twelve(last, start, size, length, LANES)
+        means = news
+        peaks = news
+        if not FIRST:
+            old = _remembered(average, start, size, CODES, LANES)
+            most = _remembered(peak, start, size, CODES, LANES)
+            means = tl.tuple(())
+            peaks = tl.tuple(())
+            for i in tl.static_range(12):
+                means += (news[i] + AVERAGE_DECAY * (old[i] - news[i]),)
+                peaks += (tl.maximum(news[i], PEAK_DECAY * most[i]),)
+        spread_now = _spread(news, FADES)
+        spread_last = _spread(lasts, FADES)
+        spread_average = _spread(means, FADES)
+        match = (tl.zeros([LANES], tl.float32),) * 4
+        if HAS_MATCHES:
+            match = _four(matches + r * stride_mr, start, size, size, LANES)
+        totals = tl.tuple(())
+        for e in tl.static_range(4):
+            # In the order of `FEATURES`.
+            found = (
+                news[8 + e], lasts[8 + e], means[8 + e], peaks[8 + e],
+                spread_now[e], spread_last[e], spread_average[e],
+                news[7 + e], news[6 + e], news[5 + e], match[e],
+            )  # fmt: skip
+            total = tl.zeros([LANES], tl.float32)
+            for i in tl.static_range(COUNT):
+                if CHOSEN[i] < 11:
+                    total += shares[i] * _root_of(found[CHOSEN[i]])
+                else:
+                    total += shares[i] * CONSTANT_ROOT
+            total = tl.maximum(total, 0.0)
+            totals += (total * total,)
+        _put_four(mass + own, start, size, totals[0], totals[1], totals[2], totals[3], LANES)
+        _put_state(new_average + own, start, size, means, CODES, LANES)
+        _put_state(new_peak + own, start, size, peaks, CODES, LANES)

@@ -144,6 +144,21 @@ def test_any_layout_of_the_new_scores(triton_device) -> None:
         assert torch.equal(one, other)
 
 
+def test_stretches_of_a_head_follow_one_another(triton_device) -> None:
+    record, matches, now, last, lengths = case((1, 2, 4200), triton_device, torch.uint8)
+    gen = torch.Generator().manual_seed(2)
+    weights = torch.randn(1, 2, len(ALL), generator=gen).to(triton_device)
+    given = (now, last, record["average"], record["peak"], matches, weights)
+    found, wanted = (
+        forecast_mass(*given, lengths=lengths, features=ALL, implementation=name)
+        for name in ("triton", "reference")
+    )
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-4, atol=1e-6)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        assert (one.int() - other.int()).abs().max() <= 1
+        assert (one != other).float().mean() < 0.01
+
+
 def test_a_feature_of_your_own_takes_the_reference(monkeypatch) -> None:
     monkeypatch.setitem(FEATURES, "twice", lambda record: 2 * record.now)
     now = torch.rand(1, 1, 8)
