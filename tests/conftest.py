@@ -156,7 +156,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     Everything but the graph itself is then what runs on a GPU: fixed shapes, lengths that only
     tensors know, selections in wider memory. Returns the `CapturedPasses` made, one a generation.
     """
-    from pillarattn.patch import build_target
+    from pillarattn.patch import build_target, kept_passes
     from pillarattn.patch.captured_passes import CapturedPasses
 
     made: list[Any] = []
@@ -170,5 +170,6 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return lambda: self._play(recording)
 
     monkeypatch.setattr(build_target, "CapturedPasses", Rehearsal)
-    monkeypatch.setattr(build_target, "obstacle", lambda model, cache: None)
+    for module in (build_target, kept_passes):
+        monkeypatch.setattr(module, "obstacle", lambda model, cache: None)
     return made

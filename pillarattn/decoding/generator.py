@@ -24,6 +24,7 @@ from pillarattn.decoding.cost_gate import (
 from pillarattn.decoding.draft_length import DRAFT_LENGTHS, DraftLength
 from pillarattn.decoding.draft_share import DRAFT_SHARES, DraftShare
 from pillarattn.decoding.drafters import DRAFTERS, ChainDrafter, Drafter
+from pillarattn.decoding.kept_run import KeptRun
 from pillarattn.decoding.parts import build_part
 from pillarattn.decoding.presets import preset
 from pillarattn.decoding.stats import GenerationStats
@@ -43,6 +44,8 @@ class SelfSpeculativeGenerator:
         config: the settings.
         stats: what the last run did.
         learnt: what the cost gate knows of models, kept from one run to the next.
+        kept: on a GPU, the cache and the recorded passes of the last run, which the next one of the
+            same batch on the same model goes on with; `free` gives their memory back.
         synchronise: wait for a GPU at the ends of a round's phases, so that the seconds in `stats`
             are the device's too and not only the host's; slower, for profiles.
 
@@ -68,6 +71,7 @@ class SelfSpeculativeGenerator:
         self.stats = GenerationStats()
         self.synchronise = False
         self.learnt = GateMemory()
+        self.kept = KeptRun()
         # Wrong names fail here, not in the middle of a sweep.
         self.new_strategy()
         self.new_drafter()
@@ -104,6 +108,10 @@ class SelfSpeculativeGenerator:
     def reset(self) -> None:
         """Forget the statistics of the last run."""
         self.stats = GenerationStats()
+
+    def free(self) -> None:
+        """Give back the GPU memory that the last run left for the next one."""
+        self.kept.free()
 
     def new_strategy(self) -> Strategy:
         """Return a strategy with no history, for one generation."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 from transformers import StaticCache
 
+from pillarattn.decoding.kept_run import KeptRun
 from pillarattn.errors import UnsupportedOptionError
 from pillarattn.kernels.dispatch import choose
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.patch.cache_adapter import PillarCache
-from pillarattn.patch.captured_passes import CapturedPasses, obstacle
-from pillarattn.patch.compat import Cache, PreTrainedModel, cache_keyword
+from pillarattn.patch.captured_passes import CapturedPasses, obstacle, rounded
+from pillarattn.patch.compat import Cache, DynamicCache, PreTrainedModel, cache_keyword
 from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.fused_layers import FusedLayers
+from pillarattn.patch.kept_passes import KeptPasses, kind_of
 from pillarattn.patch.options import check_prompt
 from pillarattn.patch.static_cache import import_static, tokens_cached
 from pillarattn.patch.strict import check_products, check_strict
@@ -39,6 +42,7 @@ class Call:
         cuda_graphs: whether passes may be recorded and replayed.
         strict: whether every pass must be recorded, and strict.
         width: tokens a row of the widest verify pass.
+        kept: what earlier runs left, and where this one leaves what it can.
     """
 
     model: PreTrainedModel
@@ -51,6 +55,26 @@ class Call:
     cuda_graphs: bool = True
     strict: bool = False
     width: int = 1
+    kept: KeptRun = field(default_factory=KeptRun)
+
+    @cached_property
+    def key(self) -> Any:
+        """What another call must share to go on with this one's recordings; None: none may."""
+        given = self.model_kwargs.get(cache_keyword())
+        # generate itself brings an empty one.
+        is_fresh = given is None or (type(given) is DynamicCache and not given.get_seq_length())
+        if not is_fresh or self.returns_cache or not self.cuda_graphs:
+            return None
+        return kind_of(self.model, self.input_ids, kernels=self.kernels, strict=self.strict)
+
+    def keep(self, target: HFTarget) -> None:
+        """Leave to the next call what this one's target has recorded."""
+        if self.key is None:
+            return
+        captured = target.give_captured()
+        if captured is not None and captured.reason is None:
+            key = self.key, target.cache.limit
+            self.kept.keep(key, KeptPasses(captured.rebound(None, None)))
 
 
 def build_target(call: Call, *, sparse: bool, lockstep: bool) -> HFTarget | ForeignTarget:
@@ -86,9 +110,15 @@ def _sparse_target(call: Call) -> HFTarget:
     embeddings = model_kwargs.get("inputs_embeds")
     before = 0 if embeddings is None else embeddings.shape[1]
     before += 0 if given is None else int(given.get_seq_length())
-    cache = _working_cache(
-        model, given, limit=before + max_length + call.scratch, kernels=call.kernels
-    )
+    limit, earlier = before + max_length + call.scratch, None
+    if call.key is not None:
+        # Prompts differ a little from call to call.
+        limit = rounded(limit)
+        earlier = call.kept.take((call.key, limit))
+    if earlier is None:
+        cache = _working_cache(model, given, limit=limit, kernels=call.kernels)
+    else:
+        cache = earlier.restart()
     if isinstance(given, StaticCache):
         past = int(given.get_seq_length())
         needed = tokens_cached(
@@ -104,12 +134,17 @@ def _sparse_target(call: Call) -> HFTarget:
         # States cannot be cut to where a shorter row ended, and a returned cache must be.
         lockstep=call.returns_cache and bool(cache.state_layers),
     )
-    _capture(target, call)
+    _capture(target, call, earlier)
     return target
 
 
-def _capture(target: HFTarget, call: Call) -> None:
+def _capture(target: HFTarget, call: Call, earlier: KeptPasses | None) -> None:
     """Let a target record its passes where the model and the call allow it.
+
+    Args:
+        target: of the call.
+        call: what `generate` was given.
+        earlier: recordings to go on with, over the target's cache.
 
     Raises:
         UnsupportedOptionError: it must, and cannot.
@@ -118,6 +153,10 @@ def _capture(target: HFTarget, call: Call) -> None:
     record, reason, fused = model.pillarattn_record, obstacle(model, cache), None
     if reason is None and call.kernels == "reference" and call.strict:
         reason = "kernels='reference' rounds by the number of rows"
+    if earlier is not None:
+        fused = FusedLayers(model, cache, record.fused)
+        target.capture(lambda forward: earlier.captured.rebound(forward, fused))
+        return
     if reason is None:
         fused = FusedLayers(model, cache, record.fused)
     if call.strict:

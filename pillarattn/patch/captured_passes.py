@@ -25,6 +25,8 @@ from pillarattn.patch.static_selection import StaticSelection
 
 # Recordings that are kept: of one s and k it is three, and a cost gate tries several.
 MOST = 16
+# Row scores of verify passes may take so much of what the cache takes, together.
+SCORE_SHARE = 0.25
 # Lengths of a verify pass are rounded up to a multiple of this share of them, and of LEAST_SPAN.
 SPANS = 8
 LEAST_SPAN = 512
@@ -87,7 +89,7 @@ class CapturedPasses:
 
     def __init__(
         self,
-        forward: Forward,
+        forward: Forward | None,
         cache: PillarCache,
         proven: set[Any],
         fused: FusedLayers | None = None,
@@ -151,6 +153,11 @@ class CapturedPasses:
             return logits
         return self._compared(logits, inputs, step, base, width)
 
+    def rebound(self, forward: Forward | None, fused: FusedLayers | None) -> CapturedPasses:
+        """Return the same recordings for another run over the cache; None: they hold no model."""
+        self._forward, self.fused = forward, fused
+        return self
+
     def close(self) -> None:
         """Free the recordings."""
         self._kept.clear()
@@ -174,7 +181,7 @@ class CapturedPasses:
             self._kept.clear()
             self._memory = memory
         is_sparse = step.phase is Phase.DRAFT and len(step.selections) == len(layers)
-        span = capacity if is_sparse else min(capacity, _rounded(most))
+        span = capacity if is_sparse else min(capacity, rounded(most))
         chosen = None
         if step.phase is Phase.DRAFT and step.selections:
             chosen = StaticSelection.kind_of(step.selections)
@@ -193,7 +200,7 @@ class CapturedPasses:
         self, inputs: dict[str, Any], step: StepState, key: Any, width: int
     ) -> Recording:
         """Return memory for passes like this one; room is made by those used longest ago."""
-        while len(self._kept) >= MOST:
+        while len(self._kept) >= MOST or self._score_bytes() > SCORE_SHARE * self._cache_bytes():
             del self._kept[next(iter(self._kept))]
         base, span = self.cache.lengths, key[2]
         chosen = StaticSelection(step.selections) if key[3] is not None else None
@@ -220,6 +227,7 @@ class CapturedPasses:
 
     def _play(self, recording: Recording) -> None:
         """Run the pass over the recording's memory; while a graph records, this is what it sees."""
+        assert self._forward is not None
         recording.live.forget_later()
         self._set_lengths(recording.live)
         recording.step.visited.clear()
@@ -257,6 +265,7 @@ class CapturedPasses:
         kind = step.phase, width
         if kind in self.proven:
             return logits
+        assert self._forward is not None
         self.settled = False
         self._set_lengths(base)
         step.visited.clear()
@@ -287,6 +296,14 @@ class CapturedPasses:
             self._give_up("a replayed pass differs from the same one without its graph")
         self.proven.add(kind)
 
+    def _score_bytes(self) -> int:
+        """Return what the row scores of all recordings take."""
+        return sum(rows.nbytes for held in self._kept.values() for rows in held.scores.values())
+
+    def _cache_bytes(self) -> int:
+        buffers = [layer.key_buffer for layer in self.cache.used_layers]
+        return 2 * sum(buffer.nbytes for buffer in buffers if buffer is not None)
+
     def _set_lengths(self, lengths: RowLengths) -> None:
         for layer in self.cache.used_layers:
             layer.lengths = lengths
@@ -313,7 +330,7 @@ def obstacle(model: Any, cache: PillarCache) -> str | None:
     return None
 
 
-def _rounded(length: int) -> int:
+def rounded(length: int) -> int:
     """Return the span that a pass up to `length` is recorded with."""
     step = max(LEAST_SPAN, (1 << (length.bit_length() - 1)) // SPANS)
     return -(-length // step) * step

@@ -123,6 +123,7 @@ def decode(
         cuda_graphs=generator.config.cuda_graphs,
         strict=generator.config.strict,
         width=generator.most_drafts + 1,
+        kept=generator.kept,
     )
     target = build_target(call, sparse=sparse, lockstep=lockstep)
     dead_ends = DeadEnds()
@@ -195,7 +196,10 @@ def _run(run: DecodingRun, call: Call, generator: SelfSpeculativeGenerator) -> G
             if isinstance(target, HFTarget):
                 stack.callback(target.close)
             stack.enter_context(decode_context(call.model))
-            return run.run()
+            result = run.run()
+            if isinstance(target, HFTarget):
+                call.keep(target)
+            return result
     except BaseException:
         if isinstance(target, (HFTarget, ForeignTarget)):
             target.abandon()

@@ -103,6 +103,11 @@ class HFTarget:
             self._tap.close()
         self._tap = HiddenTap(self.model, layers)
 
+    def give_captured(self) -> CapturedPasses | None:
+        """Return what passes were recorded, for another run; `close` leaves it alone then."""
+        given, self._captured = self._captured, None
+        return given
+
     def capture(self, make: Callable[[Forward], CapturedPasses]) -> None:
         """Replay blocks by what `make` makes of an eager pass, from now on; `close` ends it."""
         self._captured = make(self._forward)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 
 import pytest
 import torch
+from transformers import StoppingCriteriaList
 
 import pillarattn
 from pillarattn.datatypes import LiveLengths, Phase, RowLengths, Selection
@@ -57,10 +60,74 @@ def test_recordings_end_with_the_generation_and_where_buffers_move(
     rehearsed, pair, drafting, prompt
 ):
     _, patched = pair()
-    patched.generate(prompt(2, 60), max_new_tokens=90, do_sample=False, assistant=drafting())
+    pillar = drafting()
+    patched.generate(
+        prompt(2, 60),
+        max_new_tokens=90,
+        do_sample=False,
+        assistant=pillar,
+        return_dict_in_generate=True,
+    )
     (passes,) = rehearsed
     assert passes.replayed > 5
-    assert not passes._kept
+    assert not passes._kept, "the caller has the cache"
+    assert pillar.kept.take(None) is None
+
+
+def test_the_next_call_goes_on_with_the_recordings_of_the_last(
+    rehearsed, pair, drafting, prompt, monkeypatch
+):
+    plain, patched = pair()
+    pillar = drafting()
+    for length in (20, 60, 35):
+        ids = prompt(2, length, seed=length)
+        out = patched.generate(ids, **NEW, assistant=pillar)
+        assert torch.equal(out, plain.generate(ids, **NEW))
+    assert len(rehearsed) == 1
+    (passes,) = rehearsed
+    assert passes.replayed > 60
+    assert passes._forward is passes.fused is None, "a generator keeps no model alive"
+    monkeypatch.setattr(CapturedPasses, "_record", lambda *_: pytest.fail("recorded again"))
+    patched.generate(ids, **NEW, assistant=pillar)
+    for copied in (copy.deepcopy(pillar), pickle.loads(pickle.dumps(pillar))):
+        assert copied.kept.take(None) is None
+
+
+@pytest.mark.parametrize("change", ["batch", "longer", "weights", "hook", "free", "failed"])
+def test_recordings_are_not_used_where_something_has_changed(
+    rehearsed, tiny_model, drafting, prompt, change
+):
+    plain = tiny_model("llama")
+    patched = pillarattn.patch(copy.deepcopy(plain))
+    pillar, ids = drafting(), prompt(2, 20)
+    patched.generate(ids, **NEW, assistant=pillar)
+    new = dict(NEW)
+    if change == "batch":
+        ids = prompt(3, 20)
+    elif change == "longer":
+        new["max_new_tokens"] = 520
+        ids = ids[:, :4]
+        new["eos_token_id"] = list(range(97))
+    elif change == "weights":
+        for model in (plain, patched):
+            weight = model.model.layers[0].mlp.up_proj.weight
+            weight.data = weight.data.flip(0).clone()
+    elif change == "hook":
+        patched.model.layers[0].register_forward_hook(lambda m, i, out: out * 1.5)
+        plain.model.layers[0].register_forward_hook(lambda m, i, out: out * 1.5)
+    elif change == "free":
+        pillar.free()
+    else:
+        with pytest.raises(KeyError):
+            patched.generate(
+                ids,
+                **NEW,
+                assistant=pillar,
+                stopping_criteria=StoppingCriteriaList([lambda ids, _: {}["no"]]),
+            )
+    out = patched.generate(ids, **new, assistant=pillar)
+    assert torch.equal(out, plain.generate(ids, **new))
+    assert len(rehearsed) == 2
 
 
 def test_a_pass_that_cannot_be_recorded_runs_eagerly_after_one_warning(
@@ -131,7 +198,7 @@ def test_the_least_used_recording_makes_room(rehearsed, pair, drafting, prompt, 
 
 def test_spans_cover_the_length_and_waste_little():
     for length in (1, 511, 512, 513, 4096, 4097, 8191, 30000):
-        span = captured_passes._rounded(length)
+        span = captured_passes.rounded(length)
         assert length <= span <= max(length + 512, length * 1.13)
 
 

@@ -146,15 +146,17 @@ def test_a_class_of_the_same_name_elsewhere_is_unknown(tiny_model):
 
 
 @pytest.mark.parametrize("family", FUSED)
-def test_recorded_passes_use_them(rehearsed, pair, drafting, prompt, family):
+def test_recorded_passes_use_them(rehearsed, pair, drafting, prompt, monkeypatch, family):
     plain, patched = pair(family)
+    attend, calls = FusedLayers._attend, []
+    monkeypatch.setattr(FusedLayers, "_attend", lambda *given: calls.append(1) or attend(*given))
     patched = pillarattn.patch(copy.deepcopy(plain))
     ids = prompt(2, 20)
     out = patched.generate(ids, max_new_tokens=30, do_sample=False, assistant=drafting())
     assert torch.equal(out, plain.generate(ids, max_new_tokens=30, do_sample=False))
-    assert rehearsed[0].fused.layers
     assert rehearsed[0].reason is None
     assert rehearsed[0].replayed > 10
+    assert len(calls) >= 2 * rehearsed[0].replayed
 
 
 def test_a_cache_without_room_is_written_by_the_models_own_code(pair, prompt):
