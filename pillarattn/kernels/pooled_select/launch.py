@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 from pillarattn.kernels.block_sizes import power_of_two
-from pillarattn.kernels.pooled_select.shares import shares_of
 from pillarattn.kernels.pooled_select.triton_kernel import (
     bin_kernel,
     count_kernel,
     guess_kernel,
     list_kernel,
     narrow_kernel,
+    prepare_kernel,
     share_kernel,
 )
 
 BLOCK = 2048
-SAMPLES = 16384
+SAMPLES = 8192
 BINS = 4096
 # A right guess takes two passes as a rule. A wrong one leaves up to 32 bits, three passes of 12.
 PASSES = 4
@@ -51,35 +51,32 @@ def pooled_select(
     if not scores.numel():
         indices = torch.zeros(rows, heads, 0, dtype=torch.int32, device=device)
         return indices, torch.zeros(rows, heads, dtype=torch.int32, device=device)
-    shares = shares_of(lengths=lengths, budgets=budgets, recent=recent, sink=sink, starts=starts)
     scores = scores.detach()
     scores = scores if scores.stride(2) == 1 else scores.contiguous()
     pairs, steps = rows * heads, -(-size // block)
     splits = min(splits or max(1, WAVE // pairs), steps)
     span = -(-steps // splits) * block
     grid, sizes = (pairs, splits), (*scores.stride()[:2], heads, batch, size, span)
-    ranges = (shares.begins, shares.ends, shares.lows, shares.highs)
-    wanted, totals = (
-        (part * heads).view(layers, batch).sum(dim=0)
-        for part in (shares.left, shares.highs - shares.lows)
-    )
-    bins = torch.zeros(batch, BINS + 1, dtype=torch.int32, device=device)
+    ranges = torch.empty(4, rows, dtype=torch.int32, device=device).unbind()
+    contested = ranges[2:]
+    bins = torch.empty(batch, BINS + 1, dtype=torch.int32, device=device)
     states = torch.empty(batch, 4, dtype=torch.int64, device=device)
-    rooms = torch.zeros(batch, dtype=torch.int64, device=device)
-    firm, ties, taken = (
-        torch.empty(pairs, splits, dtype=torch.int32, device=device) for _ in range(3)
-    )
+    wanted, totals, rooms = torch.empty(3, batch, dtype=torch.int64, device=device).unbind()
+    firm, ties, taken = torch.empty(3, pairs, splits, dtype=torch.int32, device=device).unbind()
     counts = torch.empty(rows, heads, dtype=torch.int32, device=device)
     parts = power_of_two(splits)
     with torch.cuda.device_of(scores):
+        prepare_kernel[(batch,)](
+            lengths.contiguous(), budgets.contiguous(), recent.contiguous(), starts.contiguous(),
+            *ranges, wanted, totals, rooms, bins, layers, heads, batch, sink,
+            LAYERS=64, BINS=BINS,
+        )  # fmt: skip
         guess_kernel[(batch,)](
-            scores, shares.lows, shares.highs, wanted, totals, states, *scores.stride()[:2],
-            layers * heads, heads, batch, size, SAMPLES=SAMPLES, BINS=BINS, num_warps=16,
+            scores, *contested, wanted, totals, states, *scores.stride()[:2],
+            layers * heads, heads, batch, SAMPLES=SAMPLES, BINS=BINS, num_warps=16,
         )  # fmt: skip
         for _ in range(PASSES):
-            bin_kernel[grid](
-                scores, shares.lows, shares.highs, states, bins, *sizes, BINS=BINS, BLOCK=block
-            )
+            bin_kernel[grid](scores, *contested, states, bins, *sizes, BINS=BINS, BLOCK=block)
             narrow_kernel[(batch,)](bins, states, wanted, rooms, BINS=BINS)
         count_kernel[grid](scores, *ranges, states, firm, ties, *sizes, BLOCK=block)
         share_kernel[(batch,)](

@@ -23,11 +23,10 @@ STATE = tl.constexpr(4)
 @triton.jit
 def _ordered(floats):
     """Turn fp32 into int32 keys in the same order: NaN lowest, -0.0 equal to 0.0."""
-    bits = floats.to(tl.int32, bitcast=True)
-    magnitude = bits & 2147483647
-    key = tl.where(bits < 0, ~magnitude, magnitude)
-    key = tl.where(magnitude == 0, 0, key)
-    return tl.where(magnitude > 0x7F800000, FIRST, key)
+    # Adding zero turns -0.0 into 0.0.
+    bits = (floats + 0.0).to(tl.int32, bitcast=True)
+    key = bits ^ ((bits >> 31) & 2147483647)
+    return tl.where(floats == floats, key, FIRST)
 
 
 @triton.jit
@@ -55,21 +54,68 @@ def _put_range(state, first, width, BINS: tl.constexpr):
 
 
 @triton.jit
-def _key_of_rank(keys, rank):
-    """Return the largest key that at least `rank` of the keys reach, `FIRST` if there is none."""
+def _keys_of_ranks(keys, low_rank, high_rank):
+    """Return a key that `low_rank` of the keys reach, and one that fewer than `high_rank` reach.
+
+    Both are near the rank: `FIRST` if there are not so many keys, `END` for a rank of 0. The keys
+    are at most 2**15: both counts go through one sum.
+    """
     low = tl.zeros([], tl.int64) + FIRST
-    high = tl.zeros([], tl.int64) + END
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        enough = tl.sum((keys >= middle.to(tl.int32)).to(tl.int32)) >= rank
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
-    return tl.where(rank > 0, low, END)
+    low_end = tl.zeros([], tl.int64) + END
+    high = low
+    high_end = low_end
+    # A range of 2**10 keys is a ten-thousandth of a score.
+    while tl.maximum(low_end - low, high_end - high) > 1024:
+        first = low + (low_end - low) // 2
+        second = high + (high_end - high) // 2
+        counts = (keys >= first.to(tl.int32)).to(tl.int32)
+        counts += (keys >= second.to(tl.int32)).to(tl.int32) << 16
+        count = tl.sum(counts, 0)
+        enough = (count & 65535) >= low_rank
+        low = tl.where(enough, first, low)
+        low_end = tl.where(enough, low_end, first)
+        enough = (count >> 16) >= high_rank
+        high = tl.where(enough, second, high)
+        high_end = tl.where(enough, high_end, second)
+    return low, tl.where(high_rank > 0, high_end, END)
+
+
+@triton.jit
+def prepare_kernel(
+    lengths, budgets, recents, starts, begins, ends, lows, highs, wanted, totals, rooms, bins,
+    layers, heads, batch, sink,
+    LAYERS: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """Compute the shares of a row's layers (`shares_of`) and their sums; clear the row's bins."""
+    owner = tl.program_id(0)
+    left = tl.zeros([LAYERS], tl.int64)
+    contested = tl.zeros([LAYERS], tl.int64)
+    for first in range(0, layers, LAYERS):
+        layer = first + tl.arange(0, LAYERS)
+        there = layer < layers
+        r = layer * batch + owner
+        end = tl.load(lengths + r, mask=there, other=0).to(tl.int64)
+        begin = tl.minimum(tl.load(starts + r, mask=there, other=0).to(tl.int64), end)
+        kept = tl.minimum(tl.load(budgets + r, mask=there, other=0).to(tl.int64), end - begin)
+        newest = tl.minimum(tl.load(recents + r, mask=there, other=0).to(tl.int64), kept)
+        oldest = tl.minimum(kept - newest, sink)
+        tl.store(begins + r, begin.to(tl.int32), mask=there)
+        tl.store(ends + r, end.to(tl.int32), mask=there)
+        tl.store(lows + r, (begin + oldest).to(tl.int32), mask=there)
+        tl.store(highs + r, (end - newest).to(tl.int32), mask=there)
+        left += kept - newest - oldest
+        contested += end - newest - begin - oldest
+    tl.store(wanted + owner, tl.sum(left, 0) * heads)
+    tl.store(totals + owner, tl.sum(contested, 0) * heads)
+    tl.store(rooms + owner, owner.to(tl.int64) * 0)
+    bins += owner * (BINS + 1)
+    tl.store(bins + tl.arange(0, BINS), tl.zeros([BINS], tl.int32))
+    tl.store(bins + BINS, 0)
 
 
 @triton.jit
 def guess_kernel(
-    scores, lows, highs, wanted, totals, states, stride_sr, stride_sh, pairs, heads, batch, size,
+    scores, lows, highs, wanted, totals, states, stride_sr, stride_sh, pairs, heads, batch,
     SAMPLES: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """Guess a row's range from a sample of all its heads' keys; a wrong guess costs time alone."""
@@ -92,13 +138,16 @@ def guess_kernel(
     left = tl.load(wanted + owner)
     share = left.to(tl.float32) / tl.maximum(tl.load(totals + owner), 1).to(tl.float32)
     rank = found * share
-    # Six standard deviations of the rank of a random sample, and some keys.
-    margin = 6.0 * tl.sqrt(rank) + 8.0
-    first = _key_of_rank(keys, (rank + margin).to(tl.int32))
-    end_key = tl.maximum(_key_of_rank(keys, (rank - margin).to(tl.int32)), first + 1)
+    # Five standard deviations of the rank of a random sample, and some keys.
+    margin = 5.0 * tl.sqrt(rank) + 8.0
+    low_rank = (rank + margin).to(tl.int32)
+    first, past = _keys_of_ranks(keys, low_rank, (rank - margin).to(tl.int32))
+    # A key that is there: it may be one that many tie at, which are counted at the range's start.
+    nearest = tl.min(tl.where(keys >= first.to(tl.int32), keys, FORCED), 0).to(tl.int64)
+    first = tl.where(low_rank.to(tl.float32) <= found, nearest, FIRST)
     # Nothing to choose: no key is as large as the threshold.
     first = tl.where(left > 0, first, END)
-    width = tl.where(left > 0, end_key - first, 1)
+    width = tl.where(left > 0, tl.maximum(past - first, 1), 1)
     _put_range(states + owner * STATE, first, width, BINS)
     # However narrow, a guess is still to be checked.
     tl.store(states + owner * STATE + 3, (left <= 0).to(tl.int64))
@@ -118,8 +167,8 @@ def bin_kernel(
     owner = r % batch
     states += owner * STATE
     start = tl.program_id(1) * span
-    low = tl.load(lows + r).to(tl.int32)
-    high = tl.load(highs + r).to(tl.int32)
+    low = tl.load(lows + r)
+    high = tl.load(highs + r)
     begin = tl.maximum(start, low // BLOCK * BLOCK)
     end = tl.minimum(start + span, high)
     if (tl.load(states + 3) == 0) & (begin < end):
@@ -134,9 +183,9 @@ def bin_kernel(
             key = _keys(scores, base, low, high, size, BLOCK)
             more += (key >= past).to(tl.int32)
             same += (key == first).to(tl.int32)
-            place = ((key - first).to(tl.uint32, bitcast=True) >> shift).to(tl.int32)
+            offset = (key - first).to(tl.uint32, bitcast=True)
             within = (key > first) & (key < past)
-            tl.atomic_add(bins + place, 1, mask=within, sem="relaxed")
+            tl.atomic_add(bins + (offset >> shift).to(tl.int32), 1, mask=within, sem="relaxed")
         tl.atomic_add(bins + BINS, tl.sum(more, 0), sem="relaxed")
         tl.atomic_add(bins, tl.sum(same, 0), sem="relaxed")
 
@@ -190,10 +239,10 @@ def count_kernel(
     r = pair // heads
     start = tl.program_id(1) * span
     own = pair * tl.num_programs(1) + tl.program_id(1)
-    begin = tl.maximum(start, tl.load(begins + r).to(tl.int32))
-    end = tl.minimum(start + span, tl.load(ends + r).to(tl.int32))
-    low = tl.load(lows + r).to(tl.int32)
-    high = tl.load(highs + r).to(tl.int32)
+    begin = tl.maximum(start, tl.load(begins + r))
+    end = tl.minimum(start + span, tl.load(ends + r))
+    low = tl.load(lows + r)
+    high = tl.load(highs + r)
     limit = tl.load(states + (r % batch) * STATE).to(tl.int32)
     scores += r.to(tl.int64) * stride_sr + (pair % heads).to(tl.int64) * stride_sh
     more = tl.zeros([BLOCK], tl.int32)
@@ -248,10 +297,10 @@ def list_kernel(
     splits = tl.num_programs(1)
     r = pair // heads
     start = split * span
-    begin = tl.load(begins + r).to(tl.int32)
-    end = tl.minimum(start + span, tl.load(ends + r).to(tl.int32))
-    low = tl.load(lows + r).to(tl.int32)
-    high = tl.load(highs + r).to(tl.int32)
+    begin = tl.load(begins + r)
+    end = tl.minimum(start + span, tl.load(ends + r))
+    low = tl.load(lows + r)
+    high = tl.load(highs + r)
     limit = tl.load(states + (r % batch) * STATE).to(tl.int32)
     room = tl.load(taken + pair * splits + split)
     part = tl.arange(0, SPLITS)
