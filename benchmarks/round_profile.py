@@ -50,15 +50,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **SHAPES[given.shape], max_position_embeddings=65536, eos_token_id=None, bos_token_id=None,
-        pad_token_id=0,
-    )  # fmt: skip
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model = random_model(given.shape)
     pillarattn.patch(model)
-    ids = torch.randint(1, config.vocab_size, (given.batch, given.length), device="cuda")
+    ids = torch.randint(1, model.config.vocab_size, (given.batch, given.length), device="cuda")
     record: dict[str, Any] = {
         "kind": "round-profile", "environment": environment(model.device),
         "commit": source_commit(), "settings": {**vars(given), "out": None},
@@ -69,6 +63,17 @@ def main() -> None:
     if given.out:
         with given.out.open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def random_model(shape: str) -> Any:
+    """Return a model of a named shape with random weights, in bf16 on the GPU."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **SHAPES[shape], max_position_embeddings=65536, eos_token_id=None, bos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    with torch.device("cuda"):
+        return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
 def measure(model: Any, ids: torch.Tensor, given: Any, *, graphs: bool) -> dict[str, Any]:
