@@ -23,6 +23,7 @@ from pillarattn.kernels.mixed_attention import launch as mixed
 from pillarattn.kernels.pool_layers import launch as pooling
 from pillarattn.kernels.pooled_select import launch as pooled
 from pillarattn.kernels.row_scores import triton_kernel as row_scores
+from pillarattn.kernels.topk_select import triton_kernel as topk
 
 BF16, FP32 = torch.bfloat16, torch.float32
 # A block of Hopper may ask for so much.
@@ -108,6 +109,15 @@ def pooled_select(*, layers: int, batch: int, heads: int, size: int, dtype: torc
     )  # fmt: skip
 
 
+def topk_select(*, rows: int, heads: int, size: int, kept: int, dtype: torch.dtype) -> None:
+    """Compile for scores of one shape."""
+    lengths = torch.full((rows,), size)
+    topk.topk_select(
+        torch.zeros(rows, heads, size, dtype=dtype), lengths=lengths, budgets=lengths * 0 + kept,
+        recent=lengths * 0, sink=kept % 2, starts=lengths * 0, capacity=kept,
+    )  # fmt: skip
+
+
 def pool_layers(*, layers: int, batch: int, heads: int, queries: int, size: int) -> None:
     """Compile for the row scores of `layers` layers."""
     scores = torch.zeros(batch, heads, queries, size)
@@ -158,6 +168,8 @@ CASES: dict[str, Callable[[], None]] = {
     "row scores ones": lambda: paged_scores(rows=1, heads=1, kv_heads=1, dim=2, window=1),
     "pooled": lambda: pooled_select(layers=4, batch=2, heads=8, size=5000, dtype=FP32),
     "pooled ones": lambda: pooled_select(layers=1, batch=1, heads=1, size=1, dtype=BF16),
+    "topk": lambda: topk_select(rows=4, heads=8, size=16384, kept=820, dtype=BF16),
+    "topk ones": lambda: topk_select(rows=1, heads=1, size=1, kept=1, dtype=FP32),
     "pool": lambda: pool_layers(layers=36, batch=2, heads=8, queries=9, size=4096),
     "pool ones": lambda: pool_layers(layers=1, batch=1, heads=1, queries=1, size=1),
     "forecast": lambda: forecast(rows=4, heads=8, size=3000, dtype=torch.uint8, first=False),

@@ -163,15 +163,17 @@ def _topk_kernel(
     scratch += row.to(tl.int64) * COLUMNS
     scores += r * stride_sr + h * stride_sh
 
-    step = tl.arange(0, COLUMNS)
+    # Forced positions: first and newest ones, or all; zeros past them.
     everything = kept == visible
-    for base in range(0, capacity, COLUMNS):
+    first_end = tl.where(everything, kept, oldest)
+    step = tl.arange(0, 128)
+    for base in range(0, first_end, 128):
         slot = base + step
-        value = tl.where(slot < oldest, start + slot, length - kept + slot)
-        value = tl.where(everything, start + slot, value)
-        value = tl.where(slot < kept, value, 0)
-        forced = (slot < oldest) | (slot >= oldest + wanted) | everything
-        tl.store(indices + slot, value, mask=forced & (slot < capacity))
+        tl.store(indices + slot, start + slot, mask=slot < first_end)
+    for base in range(tl.where(everything, kept, oldest + wanted), capacity, 128):
+        slot = base + step
+        value = tl.where(slot < kept, length - kept + slot, 0)
+        tl.store(indices + slot, value, mask=slot < capacity)
 
     if (wanted > 0) & (kept < visible):
         # A thread holds whole rows of LANES neighbours, one 16-byte load each.
@@ -201,13 +203,13 @@ def _topk_kernel(
                 tile = _load(scores, base + place, base, lo, hi, bound, COLUMNS)
                 near = tile >= floor
                 slot, more = _places(near)
-                slot += found
-                tl.store(scratch + slot, base + place, mask=near & (slot < COLUMNS))
+                if found + more <= COLUMNS:
+                    tl.store(scratch + found + slot, base + place, mask=near)
                 found += more
         if bounded & (found <= COLUMNS):
             tl.debug_barrier()
-            usable = step < found
-            position = tl.load(scratch + step, mask=usable, other=0)
+            usable = place < found
+            position = tl.load(scratch + place, mask=usable, other=0)
             near_scores = tl.load(scores + position, mask=usable, other=0.0).to(tl.float32)
             key = tl.where(usable, _ordered(near_scores, SHIFT), _lowest(SHIFT) - 1)
             low, reached = _search(key, low, high, found, wanted, wanted * 0)
@@ -217,9 +219,10 @@ def _topk_kernel(
                 above = key > limit
                 tie = key == limit
                 room = wanted - tl.sum(above.to(tl.int32))
-                chosen = above | (tie & (tl.cumsum(tie.to(tl.int32), 0) <= room))
-            slot = oldest + tl.cumsum(chosen.to(tl.int32), 0) - 1
-            tl.store(indices + slot, position, mask=chosen)
+                earlier, _ = _places(tie)
+                chosen = above | (tie & (earlier < room))
+            slot, _ = _places(chosen)
+            tl.store(indices + oldest + slot, position, mask=chosen)
         else:
             low = tl.where(bounded, low, _lowest(SHIFT))
             # Columns of NaN alone hide behind -inf; the range must hold all keys.
