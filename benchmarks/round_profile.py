@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--strategy", default="pillar")
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--eager", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     model = random_model(given.shape)
@@ -57,7 +58,7 @@ def main() -> None:
         "kind": "round-profile", "environment": environment(model.device),
         "commit": source_commit(), "settings": {**vars(given), "out": None},
     }  # fmt: skip
-    for graphs in (True, False):
+    for graphs in (True, False) if given.eager else (True,):
         record["graphs" if graphs else "eager"] = measure(model, ids, given, graphs=graphs)
     print(json.dumps(record))
     if given.out:

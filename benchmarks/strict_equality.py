@@ -1,4 +1,4 @@
-"""Tokens of speculative and plain decoding in half precision, strict and not, and what strict costs.
+"""Tokens of speculative and plain decoding in half precision, strict and not, and its cost.
 
     CUBLASLT_WORKSPACE_SIZE=1 python -m benchmarks.strict_equality --batch 64 --new-tokens 512 \\
         --out benchmarks/results/strict_h200.jsonl
