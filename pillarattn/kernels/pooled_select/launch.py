@@ -21,8 +21,8 @@ SAMPLES = 8192
 BINS = 4096
 # A right guess takes two passes as a rule. A wrong one leaves up to 32 bits, three passes of 12.
 PASSES = 4
-# Programs of 4 warps that keep a large GPU busy; fewer heads than that are split.
-WAVE = 132 * 8
+# Programs that a large GPU runs at once; fewer heads than that are split.
+WAVE = 132 * 5
 
 
 def pooled_select(

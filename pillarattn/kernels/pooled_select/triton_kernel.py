@@ -204,8 +204,6 @@ def narrow_kernel(bins, states, wanted, rooms, BINS: tl.constexpr):
         line = tl.arange(0, BINS)
         counts = tl.load(bins + line)
         over = tl.load(bins + BINS).to(tl.int64)
-        tl.store(bins + line, tl.zeros([BINS], tl.int32))
-        tl.store(bins + BINS, 0)
         first = tl.load(states)
         width = tl.load(states + 1)
         shift = tl.load(states + 2)
@@ -224,6 +222,10 @@ def narrow_kernel(bins, states, wanted, rooms, BINS: tl.constexpr):
         narrowed = tl.where(is_before, first - FIRST, narrowed)
         begin = tl.where(is_past, past, tl.where(is_before, FIRST, first + skipped))
         room = tl.where(is_past, left + over, tl.where(is_before, left - total, left - above))
+        # All threads have read what is overwritten here.
+        tl.debug_barrier()
+        tl.store(bins + line, tl.zeros([BINS], tl.int32))
+        tl.store(bins + BINS, 0)
         _put_range(states, begin, narrowed, BINS)
         tl.store(rooms + owner, room)
 
