@@ -17,7 +17,8 @@ class ProbeMemory:
         rows: most rows of a piece.
         draft: bytes that the largest temporary of one draft forward may take: gathered keys, scores
             or logits.
-        selection: bytes that the scores of the rounds whose keys are chosen at once may take.
+        selection: bytes that the scores of the rounds whose keys are chosen at once may take; a
+            strategy may need several times as much.
     """
 
     scores: int = 640 * 2**20
@@ -48,5 +49,5 @@ class ProbeMemory:
             logits=free // 32,
             rows=16384,
             draft=free // 32,
-            selection=free // 16,
+            selection=free // 64,
         )

@@ -125,9 +125,9 @@ class RoundProbe:
     def _selections_at_once(self, text: TextPass) -> int:
         """Return how many rounds' scores fit the memory for them."""
         width = 4 * text.end * sum(text.layer(i).kv_heads for i in text.layers)
-        if text.ids.is_cuda:
-            # There, rows are stacked and masked before they are pooled.
-            width *= 3 * (self.config.k + 1 if self.needs_row_scores else 1)
+        if text.ids.is_cuda and self.strategy.keeps_history and self.strategy.needs_row_scores:
+            # There, the rows of all rounds are stacked.
+            width *= self.config.k + 1
         return max(1, self.memory.selection // width)
 
     def _rows_before(self) -> int:

@@ -69,46 +69,61 @@ def select_rounds(strategy: Strategy, request: SelectionRequest) -> tuple[Tensor
         return strategy.select(request)
     layers, rounds = len(request.layers), len(request.rounds)
     # Round by round, so that the numbers of each lie side by side.
-    numbers = [
+    lengths, budgets, recent, starts = (
         t.view(layers, rounds).t().contiguous()
         for t in (request.lengths, request.budgets, request.recent, request.starts)
-    ]
-    rows = None if request.rows is None else request.rows.view(layers, rounds).t().contiguous()
-    found = []
-    for place in range(rounds):
-        lengths, budgets, recent, starts = (t[place] for t in numbers)
-        one = replace(
-            _one_round(request, place),
-            lengths=lengths,
-            budgets=budgets,
-            recent=recent,
-            starts=starts,
-            rows=None if rows is None else rows[place],
+    )
+    counted = None if request.rows is None else request.rows.view(layers, rounds).t().contiguous()
+    found = [
+        strategy.select(
+            _one_round(
+                request,
+                place,
+                lengths[place],
+                budgets[place],
+                recent[place],
+                starts[place],
+                None if counted is None else counted[place],
+            )
         )
-        found.append(strategy.select(one))
+        for place in range(rounds)
+    ]
     width = max(indices.shape[-1] for indices, _ in found)
     indices = torch.stack([_widened(indices, width) for indices, _ in found], dim=1)
     counts = torch.stack([counts for _, counts in found], dim=1)
     return indices.flatten(0, 1), counts.flatten(0, 1)
 
 
-def _one_round(request: SelectionRequest, place: int) -> SelectionRequest:
-    """Return what one of the rounds asks, but for the integers of its rows."""
+def _one_round(
+    request: SelectionRequest,
+    place: int,
+    lengths: Tensor,
+    budgets: Tensor,
+    recent: Tensor,
+    starts: Tensor,
+    rows: Tensor | None,
+) -> SelectionRequest:
+    """Return what one of the rounds asks; the tensors are the integers of its own rows."""
     layers, length = len(request.layers), request.lengths_on_host()[place]
-    scores, tokens, rows = request.scores, request.tokens, request.score_rows
+    scores, tokens, picker = request.scores, request.tokens, request.score_rows
     if scores is not None:
         scores = scores.view(layers, -1, *scores.shape[1:])[:, place, :, :length]
     if tokens is not None:
         tokens = tokens.view(layers, -1, tokens.shape[1])[:, place, : length + 1]
     return replace(
         request,
+        lengths=lengths,
+        budgets=budgets,
+        recent=recent,
+        starts=starts,
+        rows=rows,
         max_length=length,
         host_lengths=(length,) * layers,
         round_index=request.rounds[place],
         rounds=(),
         scores=scores,
         tokens=tokens,
-        score_rows=rows.of_round(place, length) if isinstance(rows, RoundRows) else rows,
+        score_rows=picker.of_round(place, length) if isinstance(picker, RoundRows) else None,
         layers=tuple(_until(layer, length) for layer in request.layers),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -229,5 +230,16 @@ class SelectionRequest:
 
         A row that is shorter than the longest one may hold what rejected drafts left there.
         """
-        line = torch.arange(values.shape[-1], device=values.device)
-        return values.masked_fill((line >= self.lengths.unsqueeze(-1)).unsqueeze(1), 0.0)
+        past = self._past
+        if values.shape[-1] != past.shape[-1]:
+            past = self._past_of(values.shape[-1])
+        return values.masked_fill(past, 0.0)
+
+    @cached_property
+    def _past(self) -> Tensor:
+        """Which positions lie at or past each row's length, `[R, 1, S]`; asked for many times."""
+        return self._past_of(self.max_length)
+
+    def _past_of(self, size: int) -> Tensor:
+        line = torch.arange(size, device=self.lengths.device)
+        return (line >= self.lengths.unsqueeze(-1)).unsqueeze(1)

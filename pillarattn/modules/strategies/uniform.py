@@ -28,13 +28,15 @@ class UniformStrategy(RankedStrategy):
         if not request.rounds:
             noise = self._draw(request.round_index, (rows, heads, size))
             return noise.to(request.lengths.device)
+        # One text's rounds: each draws for itself, as it would alone.
         layers = len(request.layers)
-        noise = torch.zeros(layers, rows // layers, heads, size)
+        device = request.lengths.device
+        noise = torch.zeros(layers, rows // layers, heads, size, device=device)
         lengths = request.lengths_on_host()
         for row, number in enumerate(request.rounds):
             length = lengths[row]
             noise[:, row, :, :length] = self._draw(number, (layers, heads, length))
-        return noise.flatten(0, 1).to(request.lengths.device)
+        return noise.flatten(0, 1)
 
     def _draw(self, round_number: int, shape: tuple[int, int, int]) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + round_number)
