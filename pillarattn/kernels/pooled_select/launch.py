@@ -65,6 +65,7 @@ def pooled_select(
     firm, ties, taken = torch.empty(3, pairs, splits, dtype=torch.int32, device=device).unbind()
     counts = torch.empty(rows, heads, dtype=torch.int32, device=device)
     parts = power_of_two(splits)
+    tile = {"BLOCK": block, "LANES": 16 // scores.element_size()}
     with torch.cuda.device_of(scores):
         prepare_kernel[(batch,)](
             lengths.contiguous(), budgets.contiguous(), recent.contiguous(), starts.contiguous(),
@@ -76,9 +77,9 @@ def pooled_select(
             layers * heads, heads, batch, SAMPLES=SAMPLES, BINS=BINS, num_warps=16,
         )  # fmt: skip
         for _ in range(PASSES):
-            bin_kernel[grid](scores, *contested, states, bins, *sizes, BINS=BINS, BLOCK=block)
+            bin_kernel[grid](scores, *contested, states, bins, *sizes, BINS=BINS, **tile)
             narrow_kernel[(batch,)](bins, states, wanted, rooms, BINS=BINS)
-        count_kernel[grid](scores, *ranges, states, firm, ties, *sizes, BLOCK=block)
+        count_kernel[grid](scores, *ranges, states, firm, ties, *sizes, **tile)
         share_kernel[(batch,)](
             firm, ties, rooms, taken, counts, layers * heads, heads, batch, splits,
             LINES=max(1, 1024 // parts), SPLITS=parts,
@@ -88,6 +89,6 @@ def pooled_select(
         if width:
             list_kernel[grid](
                 scores, *ranges, states, firm, taken, indices, *sizes, width,
-                SPLITS=parts, BLOCK=block,
+                SPLITS=parts, **tile,
             )  # fmt: skip
     return indices, counts

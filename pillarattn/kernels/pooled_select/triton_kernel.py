@@ -30,12 +30,21 @@ def _ordered(floats):
 
 
 @triton.jit
-def _keys(scores, base, low, high, size, BLOCK: tl.constexpr):
+def _places(BLOCK: tl.constexpr, LANES: tl.constexpr):
+    """Return the places of a tile, `[BLOCK / LANES, LANES]`: a thread loads whole rows of it.
+
+    Counts are then added up within a thread first, and no tile changes hands between threads.
+    """
+    return tl.arange(0, BLOCK // LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+
+
+@triton.jit
+def _keys(scores, base, low, high, size, BLOCK: tl.constexpr, LANES: tl.constexpr):
     """Load the keys of a tile of positions, `OUTSIDE` for those that are not contested.
 
     The load's own mask is the row's, so that aligned rows are read 16 bytes at a time.
     """
-    position = base + tl.arange(0, BLOCK)
+    position = base + _places(BLOCK, LANES)
     key = _ordered(tl.load(scores + position, mask=position < size, other=0.0).to(tl.float32))
     if (base < low) | (base + BLOCK > high):
         key = tl.where((position >= low) & (position < high), key, OUTSIDE)
@@ -156,7 +165,7 @@ def guess_kernel(
 @triton.jit
 def bin_kernel(
     scores, lows, highs, states, bins, stride_sr, stride_sh, heads, batch, size, span,
-    BINS: tl.constexpr, BLOCK: tl.constexpr,
+    BINS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Count one stretch of a head's keys past the row's range, and those within it by bins.
 
@@ -177,12 +186,12 @@ def bin_kernel(
         shift = tl.load(states + 2).to(tl.uint32)
         scores += r.to(tl.int64) * stride_sr + (pair % heads).to(tl.int64) * stride_sh
         bins += owner * (BINS + 1)
-        more = tl.zeros([BLOCK], tl.int32)
-        same = tl.zeros([BLOCK], tl.int32)
+        more = tl.zeros([BLOCK // LANES], tl.int32)
+        same = tl.zeros([BLOCK // LANES], tl.int32)
         for base in range(begin, end, BLOCK):
-            key = _keys(scores, base, low, high, size, BLOCK)
-            more += (key >= past).to(tl.int32)
-            same += (key == first).to(tl.int32)
+            key = _keys(scores, base, low, high, size, BLOCK, LANES)
+            more += tl.sum((key >= past).to(tl.int32), 1)
+            same += tl.sum((key == first).to(tl.int32), 1)
             offset = (key - first).to(tl.uint32, bitcast=True)
             within = (key > first) & (key < past)
             tl.atomic_add(bins + (offset >> shift).to(tl.int32), 1, mask=within, sem="relaxed")
@@ -234,7 +243,7 @@ def narrow_kernel(bins, states, wanted, rooms, BINS: tl.constexpr):
 def count_kernel(
     scores, begins, ends, lows, highs, states, firm, ties, stride_sr, stride_sh,
     heads, batch, size, span,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Count what one stretch of a head keeps for certain, and its keys that equal the threshold."""
     pair = tl.program_id(0)
@@ -247,12 +256,12 @@ def count_kernel(
     high = tl.load(highs + r)
     limit = tl.load(states + (r % batch) * STATE).to(tl.int32)
     scores += r.to(tl.int64) * stride_sr + (pair % heads).to(tl.int64) * stride_sh
-    more = tl.zeros([BLOCK], tl.int32)
-    same = tl.zeros([BLOCK], tl.int32)
+    more = tl.zeros([BLOCK // LANES], tl.int32)
+    same = tl.zeros([BLOCK // LANES], tl.int32)
     for base in range(tl.maximum(start, low // BLOCK * BLOCK), tl.minimum(end, high), BLOCK):
-        key = _keys(scores, base, low, high, size, BLOCK)
-        more += (key > limit).to(tl.int32)
-        same += (key == limit).to(tl.int32)
+        key = _keys(scores, base, low, high, size, BLOCK, LANES)
+        more += tl.sum((key > limit).to(tl.int32), 1)
+        same += tl.sum((key == limit).to(tl.int32), 1)
     contested = tl.maximum(tl.minimum(end, high) - tl.maximum(begin, low), 0)
     forced = tl.maximum(end - begin, 0) - contested
     tl.store(firm + own, tl.sum(more, 0) + forced)
@@ -291,7 +300,7 @@ def share_kernel(
 def list_kernel(
     scores, begins, ends, lows, highs, states, firm, taken, indices, stride_sr, stride_sh,
     heads, batch, size, span, width,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """List what one stretch of a head keeps: forced, above the threshold, and its share of ties."""
     pair = tl.program_id(0)
@@ -313,8 +322,8 @@ def list_kernel(
     indices += pair.to(tl.int64) * width
     met = room * 0
     for base in range(tl.maximum(start, begin // BLOCK * BLOCK), end, BLOCK):
-        position = base + tl.arange(0, BLOCK)
-        key = _keys(scores, base, low, high, size, BLOCK)
+        position = base + _places(BLOCK, LANES)
+        key = _keys(scores, base, low, high, size, BLOCK, LANES)
         if (base < low) | (base + BLOCK > high):
             contested = (position >= low) & (position < high)
             forced = (position >= begin) & (position < end) & ~contested
@@ -323,10 +332,11 @@ def list_kernel(
         tie = key == limit
         # Both counts in one scan, the ties' in the upper half.
         flags = sure.to(tl.int32) + (tie.to(tl.int32) << 16)
-        before = tl.cumsum(flags, 0) - flags
+        in_row = tl.sum(flags, 1)
+        before = (tl.cumsum(in_row, 0) - in_row)[:, None] + tl.cumsum(flags, 1) - flags
         ranked = met + (before >> 16)
         slot = used + (before & 65535) + tl.minimum(ranked, room)
         tl.store(indices + slot, position, mask=sure | (tie & (ranked < room)))
-        total = tl.sum(flags, 0)
+        total = tl.sum(in_row, 0)
         used += total & 65535
         met += total >> 16
