@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pillarattn.datatypes import RowLengths
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.strategies.base import LayerState, SelectionRequest, Strategy
 
@@ -51,6 +52,14 @@ class RoundScores(ScoreBuffer):
     def rows_of(self, layer_indices: list[int], *, end: int) -> RoundRows:
         """Return a function from row numbers to single rows, of all rounds or of one."""
         return RoundRows([self._layers[index].row_scores for index in layer_indices], end)
+
+
+def known_tokens(tokens: Tensor, lengths: RowLengths) -> Tensor:
+    """Return what each round knows of a text's tokens `[1, T]`, `[R, S + 1]`; -1 is to come."""
+    tokens = tokens[:, : lengths.max + 1]
+    line = torch.arange(tokens.shape[1], device=tokens.device)
+    unknown = line > lengths.tensor.unsqueeze(-1)
+    return tokens.expand(len(lengths.host), -1).masked_fill(unknown, -1)
 
 
 def select_rounds(strategy: Strategy, request: SelectionRequest) -> tuple[Tensor, Tensor]:

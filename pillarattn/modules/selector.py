@@ -12,7 +12,7 @@ from pillarattn.datatypes import RowLengths, Selection
 from pillarattn.kernels import attention_scores
 from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.cache.contiguous import ContiguousCache, ContiguousLayer
-from pillarattn.modules.round_selection import RoundScores, select_rounds
+from pillarattn.modules.round_selection import RoundScores, known_tokens, select_rounds
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.selection_numbers import NumbersOnce
 from pillarattn.modules.step import AttentionOptions, SeedQueries
@@ -161,12 +161,8 @@ class Selector:
         """
         count = len(cache.lengths.host)
         rounds = tuple(range(self.round_index, self.round_index + count))
-        if tokens is not None:
-            tokens = tokens[:, : cache.lengths.max + 1]
-            line = torch.arange(tokens.shape[1], device=tokens.device)
-            unknown = line > cache.lengths.tensor.unsqueeze(-1)
-            tokens = tokens.expand(count, -1).masked_fill(unknown, -1)
-        selections = self._choose_all(cache, buffer, emitted, rows, tokens, rounds=rounds)
+        known = None if tokens is None else known_tokens(tokens, cache.lengths)
+        selections = self._choose_all(cache, buffer, emitted, rows, known, rounds=rounds)
         self.round_index += count
         return selections
 
