@@ -28,24 +28,25 @@ def keys_attended(
     """
     if not passes:
         return [(0.0, 0.0)] * len(bases)
-    windows = {i: layer.window for i, layer in enumerate(cache.layers) if layer.lengths is not None}
-    chosen: dict[int, list[float]] = {}
+    layers = [i for i, layer in enumerate(cache.layers) if layer.lengths is not None]
+    never = float("inf")
+    windows = torch.tensor(
+        [never if (w := cache.layers[i].window) is None else w for i in layers],
+        dtype=torch.float64,
+    )
+    kept = torch.full((len(layers), len(bases)), never, dtype=torch.float64)
     if selections:
+        places = {layer: place for place, layer in enumerate(layers)}
+        rows = torch.tensor([places[layer] for layer in selections])
         # One transfer from the device for all layers.
-        means = _mean_counts(list(selections.values()))
-        chosen = dict(zip(selections, means.tolist(), strict=True))
-    attended = []
-    for row, base in enumerate(bases):
-        read = full = 0.0
-        for layer, window in windows.items():
-            for ends in passes:
-                length = base + ends[row]
-                visible = length if window is None else min(window, length)
-                here = chosen[layer][row] + length - base if layer in chosen else visible
-                read += min(here, visible) / len(windows)
-                full += visible / len(windows)
-        attended.append((read, full))
-    return attended
+        kept[rows] = _mean_counts(list(selections.values())).cpu().double()
+    base = torch.tensor(bases, dtype=torch.float64)
+    length = base + torch.tensor(passes, dtype=torch.float64)
+    # By layer, pass and row.
+    visible = length.minimum(windows.view(-1, 1, 1))
+    read = (kept.unsqueeze(1) + length - base).minimum(visible)
+    sums = [part.mean(dim=0).sum(dim=0).tolist() for part in (read, visible)]
+    return list(zip(*sums, strict=True))
 
 
 def _mean_counts(selections: list[Selection]) -> Tensor:

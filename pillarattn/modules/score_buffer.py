@@ -77,6 +77,13 @@ class ScoreBuffer:
 
         def gather(which: Tensor) -> Tensor:
             parts = torch.split(which, len(which) // len(scored))
+            if which.is_cuda:
+                # A launch a layer, and not one a row.
+                line = torch.arange(len(parts[0]), device=which.device).unsqueeze(-1)
+                rows = [
+                    scores[line, :, part, :end] for scores, part in zip(scored, parts, strict=True)
+                ]
+                return torch.cat(rows).transpose(1, 2).float()
             picked = [
                 torch.stack([scores[row, :, numbers, :end] for row, numbers in enumerate(part)])
                 for scores, part in zip(scored, parts, strict=True)

@@ -74,7 +74,8 @@ class Call:
         captured = target.give_captured()
         if captured is not None and captured.reason is None:
             key = self.key, target.cache.limit
-            self.kept.keep(key, KeptPasses(captured.rebound(None, None)))
+            joined = None if captured.fused is None else captured.fused.joined
+            self.kept.keep(key, KeptPasses(captured.rebound(None, None), joined))
 
 
 def build_target(call: Call, *, sparse: bool, lockstep: bool) -> HFTarget | ForeignTarget:
@@ -154,11 +155,14 @@ def _capture(target: HFTarget, call: Call, earlier: KeptPasses | None) -> None:
     if reason is None and call.kernels == "reference" and call.strict:
         reason = "kernels='reference' rounds by the number of rows"
     if earlier is not None:
-        fused = FusedLayers(model, cache, record.fused)
+        fused = FusedLayers(
+            model, cache, record.fused, joined=earlier.joined, joins=not call.strict
+        )
         target.capture(lambda forward: earlier.captured.rebound(forward, fused))
         return
     if reason is None:
-        fused = FusedLayers(model, cache, record.fused)
+        # Joined products have shapes of their own, which strict mode does not check.
+        fused = FusedLayers(model, cache, record.fused, joins=not call.strict)
     if call.strict:
         check_strict(model, fused, reason)
         check_products(model, batch=call.input_ids.shape[0], width=call.width)

@@ -25,6 +25,8 @@ from pillarattn.patch.static_selection import StaticSelection
 
 # Recordings that are kept: of one s and k it is three, and a cost gate tries several.
 MOST = 16
+# Verify passes of a width are recorded once it was wanted more often than this.
+RARE = 4
 # Row scores of verify passes may take so much of what the cache takes, together.
 SCORE_SHARE = 0.25
 # Lengths of a verify pass are rounded up to a multiple of this share of them, and of LEAST_SPAN.
@@ -105,13 +107,45 @@ class CapturedPasses:
         self.replayed = 0
         self.settled = True
         self._kept: dict[Any, Recording] = {}
+        # How often a verify pass of a width was wanted that has no recording.
+        self._wanted: dict[int, int] = {}
         self._memory: int | None = None
         self._pool: Any = None
 
-    def run(self, inputs: dict[str, Any], step: StepState, *, width: int) -> Tensor | None:
+    def width_for(self, width: int, step: StepState) -> int:
+        """Return how many tokens a pass of `width` should run with: more, where that is recorded.
+
+        The last rounds of a generation draft less and less, and would be recorded in vain.
+        """
+        if step.phase is not Phase.VERIFY or width == 1 or self.strict:
+            return width
+        room = min(layer.capacity for layer in self.cache.used_layers) - self.cache.lengths.max
+        wider = {
+            held.width
+            for held in self._kept.values()
+            if held.step.phase is Phase.VERIFY and held.first and held.width <= room
+        }
+        if width in wider:
+            return width
+        self._wanted[width] = self._wanted.get(width, 0) + 1
+        if self._wanted[width] > RARE:
+            return width
+        return min(
+            (w for w in wider if w > width and (step.phase, w) in self.proven), default=width
+        )
+
+    def run(
+        self, inputs: dict[str, Any], step: StepState, *, width: int, kept: int | None = None
+    ) -> Tensor | None:
         """Run a pass of `width` tokens a row and return its logits, or None: run it eagerly.
 
         The logits are fresh; row scores stay valid until the next pass.
+
+        Args:
+            inputs: of the model's forward.
+            step: as an eager pass would have it.
+            width: tokens a row in `inputs`.
+            kept: how many of them count, the first ones; the others leave no trace. None: all.
         """
         key = self._key(inputs, step, width)
         if key is None:
@@ -142,9 +176,10 @@ class CapturedPasses:
             self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
             return None
         self._kept[key] = recording
-        self._hand_over(recording, step, base.plus(width))
+        kept = width if kept is None else kept
+        self._hand_over(recording, step, base.plus(kept), kept)
         assert recording.logits is not None
-        logits = recording.logits.to(torch.float32, copy=True)
+        logits = recording.logits[:, :kept].to(torch.float32, copy=True)
         if recording.first == base.host or not recording.first:
             self.settled = False
             return logits
@@ -249,14 +284,16 @@ class CapturedPasses:
             self._play(recording)
         return graph.replay
 
-    def _hand_over(self, recording: Recording, step: StepState, grown: RowLengths) -> None:
-        """Leave cache and step as an eager pass would."""
+    def _hand_over(
+        self, recording: Recording, step: StepState, grown: RowLengths, kept: int
+    ) -> None:
+        """Leave cache and step as an eager pass of `kept` tokens would."""
         self._set_lengths(grown)
         step.visited.clear()
         step.visited.extend(recording.visited)
         if step.scores is not None:
             for layer, rows in recording.scores.items():
-                step.scores.put(layer, rows[..., : grown.max], grown)
+                step.scores.put(layer, rows[:, :, :kept, : grown.max], grown)
 
     def _compared(
         self, logits: Tensor, inputs: dict[str, Any], step: StepState, base: RowLengths, width: int

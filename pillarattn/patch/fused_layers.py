@@ -23,6 +23,7 @@ from pillarattn.modules.cache import ContiguousLayer
 from pillarattn.patch.attention_function import attention_options
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.current_pass import find_cache
+from pillarattn.patch.joined_weights import JoinedWeights
 
 # Layers whose forward is exactly the one below, by file and class.
 KNOWN = {
@@ -83,13 +84,24 @@ class FusedLayers:
         model: patched.
         cache: passes that write to it are the ones meant; all others run the model's own code.
         switch: the model's.
+        joined: weights side by side that an earlier run made of this model: filled anew, at the
+            addresses that its recordings know. None: new ones are made where they are small.
+        joins: whether there may be any.
 
     Attributes:
         layers: those that are fused; none if one of them cannot be.
         last_norm: the norm after them, likewise, or None.
     """
 
-    def __init__(self, model: nn.Module, cache: PillarCache, switch: FusedSwitch) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        cache: PillarCache,
+        switch: FusedSwitch,
+        *,
+        joined: JoinedWeights | None = None,
+        joins: bool = True,
+    ) -> None:
         self.cache = cache
         self._switch = switch
         # Slots of the pass that runs: all its layers write to the same places.
@@ -97,6 +109,9 @@ class FusedLayers:
         found = [module for module in model.modules() if _is_known(module)]
         self.layers = found if all(map(_can_fuse, found)) else []
         self.last_norm = _last_norm(model) if self.layers else None
+        groups = [group for layer in self.layers for group in _groups(layer)] if joins else []
+        self.joined = joined or JoinedWeights()
+        self.joined.fill(groups)
 
     @property
     def modules(self) -> list[Any]:
@@ -140,7 +155,7 @@ class FusedLayers:
         attended = self._attend(layer.self_attn, normed, (batch, width), turn, kwargs)
         normed, total = _norm(layer.post_attention_layernorm, attended, rows)
         mlp = layer.mlp
-        gated = silu_mul(_joined([mlp.gate_proj, mlp.up_proj], normed))
+        gated = silu_mul(self.joined.outputs([mlp.gate_proj, mlp.up_proj], normed))
         return (total + mlp.down_proj(gated)).view(batch, width, size)
 
     def _attend(
@@ -161,8 +176,9 @@ class FusedLayers:
                 "query_weight": module.q_norm.weight, "key_weight": module.k_norm.weight,
                 "eps": module.q_norm.variance_epsilon,
             }  # fmt: skip
+        linears = [module.q_proj, module.k_proj, module.v_proj]
         query = rotary_write(
-            _joined([module.q_proj, module.k_proj, module.v_proj], normed), cos, sin,
+            self.joined.outputs(linears, normed), cos, sin,
             slots=self._places(held, width), key_pool=_as_pool(held.key_buffer),
             value_pool=_as_pool(held.value_buffer), **norms,
         )  # fmt: skip
@@ -200,6 +216,15 @@ def _last_norm(model: nn.Module) -> Any:
             heard = norm._forward_hooks or norm._forward_pre_hooks or _is_replaced(norm)
             return norm if known and not heard else None
     return None
+
+
+def _groups(layer: Any) -> list[list[nn.Linear]]:
+    """Return the linear layers that read the same rows."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        [mlp.gate_proj, mlp.up_proj],
+    ]
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -248,19 +273,6 @@ def _holds(held: Any, hidden: Tensor, head_dim: int) -> bool:
 
 def _norm(module: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     return add_rms_norm(hidden, residual, module.weight, eps=module.variance_epsilon)
-
-
-def _joined(linears: list[nn.Linear], rows: Tensor) -> Tensor:
-    """Return the outputs of several linear layers side by side, `[T, sum of widths]`."""
-    widths = [linear.out_features for linear in linears]
-    out = rows.new_empty(rows.shape[0], sum(widths))
-    for linear, part in zip(linears, out.split(widths, dim=1), strict=True):
-        bias: Tensor | None = linear.bias
-        if bias is None:
-            torch.mm(rows, linear.weight.T, out=part)
-        else:
-            torch.addmm(bias, rows, linear.weight.T, out=part)
-    return out
 
 
 def _as_pool(buffer: Tensor | None) -> Tensor:

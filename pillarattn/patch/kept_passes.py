@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.captured_passes import CapturedPasses, obstacle
+from pillarattn.patch.joined_weights import JoinedWeights
 
 
 @dataclass
@@ -18,9 +19,11 @@ class KeptPasses:
 
     Attributes:
         captured: the passes.
+        joined: copies of weights that they read, or None.
     """
 
     captured: CapturedPasses
+    joined: JoinedWeights | None
 
     def restart(self) -> PillarCache:
         """Return the cache, emptied; its buffers stay where the recordings expect them."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pillarattn.datatypes import Selection
 
-# Widths are rounded up to a multiple of this: a budget that grows with the context then needs a
-# new recording every 2,560 tokens at s = 0.05.
+# Widths are rounded up to this times a power of two: what is past the counts costs little, and
+# budgets that move between heads give another width in every round.
 STEP = 128
 
 
@@ -78,7 +78,7 @@ class StaticSelection:
 
 def _width(selections: dict[int, Selection]) -> int:
     widest = max(s.indices.shape[2] for s in selections.values())
-    return max(1, -(-widest // STEP)) * STEP
+    return STEP << max(0, -(-widest // STEP) - 1).bit_length()
 
 
 def _is(one: object, other: object) -> bool:

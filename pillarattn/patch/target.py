@@ -239,7 +239,10 @@ class HFTarget:
         self._states = self._block = None
 
     def _run(self, tokens: Tensor, step: StepState) -> Tensor:
-        width = tokens.shape[1]
+        wanted = width = tokens.shape[1]
+        if self._captured is not None:
+            width = self._captured.width_for(wanted, step)
+            tokens = torch.cat([tokens, tokens[:, -1:].expand(-1, width - wanted)], dim=1)
         inputs = self.model.prepare_inputs_for_generation(
             tokens, is_first_iteration=False, **self._block_kwargs(width)
         )
@@ -248,11 +251,12 @@ class HFTarget:
         # Positions that the model counts by itself would be recorded with the first pass, and a
         # head that watches hidden states hears of none that is replayed.
         if self._captured is not None and "position_ids" in inputs and self._tap is None:
-            logits = self._captured.run(inputs, step, width=width)
+            logits = self._captured.run(inputs, step, width=width, kept=wanted)
             if logits is not None:
                 self._check_layers(step)
                 return logits
         step.visited.clear()
+        assert width == wanted
         logits = self._forward(inputs, step, width)
         self._check_layers(step)
         return logits.to(copy=True, dtype=torch.float32, device=tokens.device)

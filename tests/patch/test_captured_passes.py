@@ -16,6 +16,7 @@ from pillarattn.modules.step import StepState
 from pillarattn.patch import build_target, captured_passes
 from pillarattn.patch.captured_passes import CapturedPasses, obstacle
 from pillarattn.patch.static_selection import STEP, StaticSelection
+from pillarattn.patch.target import HFTarget
 
 NEW = {"max_new_tokens": 40, "do_sample": False}
 
@@ -271,3 +272,49 @@ def test_no_warning_where_all_is_well(rehearsed, pair, drafting, prompt):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         patched.generate(prompt(2, 20), **NEW, assistant=drafting())
+
+
+def test_the_last_rounds_run_as_wide_as_those_before(
+    rehearsed, pair, drafting, prompt, monkeypatch
+):
+    """Rounds that may draft less and less would each be a pass of a new shape."""
+    plain, patched = pair()
+    monkeypatch.setattr(captured_passes, "RARE", 99)
+    ids = prompt(2, 20)
+    widths, forward = [], HFTarget._forward
+
+    def watched(self, inputs, step, width):
+        if step.phase is Phase.VERIFY:
+            widths.append(width)
+        return forward(self, inputs, step, width)
+
+    monkeypatch.setattr(HFTarget, "_forward", watched)
+    for _ in range(2):
+        pillar = drafting()
+        out = patched.generate(ids, **NEW, assistant=pillar)
+        assert torch.equal(out, plain.generate(ids, **NEW))
+    assert set(widths) == {1, 5}
+    eager = drafting(cuda_graphs=False)
+    patched.generate(ids, **NEW, assistant=eager)
+    assert pillar.stats.accepted_per_round == eager.stats.accepted_per_round
+    assert pillar.stats.drafted == eager.stats.drafted
+    assert set(widths) & {2, 3, 4}, "there are such rounds"
+
+
+def test_a_width_that_is_wanted_often_is_recorded(rehearsed, pair, prompt, monkeypatch):
+    _, patched = pair()
+    passes = CapturedPasses(None, pillarattn.PillarCache(limit=64), {(Phase.VERIFY, 5)})
+    keys = torch.zeros(1, 2, 9, 16)
+    passes.cache.update(keys, keys, 0)
+    step = StepState(Phase.VERIFY)
+    live = LiveLengths([9], "cpu")
+    held = captured_passes.Recording(5, {}, live, step, None, first=(9,))
+    passes._kept["wide"] = held
+    asked = [passes.width_for(3, step) for _ in range(captured_passes.RARE + 2)]
+    assert asked == [5] * captured_passes.RARE + [3, 3]
+    assert passes.width_for(1, step) == 1
+    assert passes.width_for(6, step) == 6
+    assert passes.width_for(3, StepState(Phase.DRAFT)) == 3
+    passes.cache.roll_back(RowLengths([9], "cpu"))
+    passes.cache.update(torch.zeros(1, 2, 53, 16), torch.zeros(1, 2, 53, 16), 0)
+    assert passes.width_for(2, step) == 2, "no room"

@@ -11,10 +11,11 @@ from torch import nn
 import pillarattn
 from pillarattn.datatypes import LiveLengths, Phase, RowLengths
 from pillarattn.modules.step import StepState
-from pillarattn.patch import fused_layers
+from pillarattn.patch import fused_layers, joined_weights
 from pillarattn.patch.compat import cache_keyword
 from pillarattn.patch.current_pass import current_cache
 from pillarattn.patch.fused_layers import FusedLayers
+from pillarattn.patch.joined_weights import JoinedWeights
 
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -169,3 +170,33 @@ def test_a_cache_without_room_is_written_by_the_models_own_code(pair, prompt):
     assert not fused_layers._holds(held, hidden.expand(1, 99, -1), 16)
     with pytest.raises(ValueError, match="do not fit"):
         held.advance(99)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_joined_weights_are_copied_anew_to_where_they_were(biased):
+    linears = [nn.Linear(6, n, bias=biased) for n in (4, 2)]
+    rows = torch.randn(3, 6)
+    joined = JoinedWeights()
+    joined.fill([linears])
+    apart = torch.cat([linear(rows) for linear in linears], dim=1)
+    torch.testing.assert_close(joined.outputs(linears, rows), apart)
+    place = joined._memory[0][0].data_ptr()
+    with torch.no_grad():
+        linears[1].weight.mul_(3.0)
+    joined.fill([linears])
+    again = torch.cat([linear(rows) for linear in linears], dim=1)
+    assert not torch.equal(apart, again)
+    torch.testing.assert_close(joined.outputs(linears, rows), again)
+    assert joined._memory[0][0].data_ptr() == place
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_large_weights_are_not_copied(biased, monkeypatch):
+    monkeypatch.setattr(joined_weights, "MOST_BYTES", 10)
+    linears = [nn.Linear(6, n, bias=biased) for n in (4, 2)]
+    joined, rows = JoinedWeights(), torch.randn(3, 6)
+    joined.fill([linears])
+    assert not joined._memory
+    apart = torch.cat([linear(rows) for linear in linears], dim=1)
+    with torch.no_grad():
+        torch.testing.assert_close(joined.outputs(linears, rows), apart)
