@@ -301,8 +301,7 @@ def test_the_last_rounds_run_as_wide_as_those_before(
     assert set(widths) & {2, 3, 4}, "there are such rounds"
 
 
-def test_a_width_that_is_wanted_often_is_recorded(rehearsed, pair, prompt, monkeypatch):
-    _, patched = pair()
+def test_a_width_that_is_wanted_often_is_recorded():
     passes = CapturedPasses(None, pillarattn.PillarCache(limit=64), {(Phase.VERIFY, 5)})
     keys = torch.zeros(1, 2, 9, 16)
     passes.cache.update(keys, keys, 0)
