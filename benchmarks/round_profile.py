@@ -2,9 +2,10 @@
 
     python -m benchmarks.round_profile --batch 16 --length 8192 --out profile.json
 
-The model has SmolLM2-135M's shape and random weights, so that nothing has to be loaded: times of
-passes are those of the real model, acceptance is not. Prints milliseconds of a round by phase, and
-the kernels of a draft and a verify pass by total time.
+The model has a named shape and random weights, so that nothing has to be loaded: times of passes
+are those of the real model, acceptance is not. Records milliseconds of a round and of its phases,
+its kernels by total time, and beside them the prompt, a step and the peak memory of plain
+`generate` and of plain decoding by the same recorded passes (k = 0).
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pillarattn
+from pillarattn.evaluation.batch_timing import timed_batch
 from pillarattn.evaluation.environment import environment, source_commit
 
 # Tokens of a run whose every kernel is recorded, or launched one by one.
 FEW = 8
+# Tokens of a run that is timed as a whole.
+STEPS = 33
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2": {
@@ -58,6 +62,8 @@ def main() -> None:
         "kind": "round-profile", "environment": environment(model.device),
         "commit": source_commit(), "settings": {**vars(given), "out": None},
     }  # fmt: skip
+    record["model's own"] = measure_plain(model, ids, None)
+    record["own plain"] = measure_plain(model, ids, pillarattn.SelfSpeculativeGenerator(k=0))
     for graphs in (True, False) if given.eager else (True,):
         record["graphs" if graphs else "eager"] = measure(model, ids, given, graphs=graphs)
     print(json.dumps(record))
@@ -73,8 +79,31 @@ def random_model(shape: str) -> Any:
         **SHAPES[shape], max_position_embeddings=65536, eos_token_id=None, bos_token_id=None,
         pad_token_id=0,
     )  # fmt: skip
-    with torch.device("cuda"):
-        return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            return LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def measure_plain(model: Any, ids: torch.Tensor, pillar: Any) -> dict[str, float]:
+    """Return seconds of the prompt, milliseconds of a plain step, and peak bytes; of a 2nd run."""
+    extra = {} if pillar is None else {"assistant": pillar}
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        _, times = timed_batch(
+            model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+            end_tokens=frozenset(), max_new_tokens=STEPS, do_sample=False, **extra,
+        )  # fmt: skip
+    if pillar is not None:
+        pillar.free()
+    return {
+        "prefill_seconds": times.prefill_seconds,
+        "step_ms": 1000 * times.decode_seconds / (STEPS - 1),
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
 
 
 def measure(model: Any, ids: torch.Tensor, given: Any, *, graphs: bool) -> dict[str, Any]:
@@ -88,6 +117,7 @@ def measure(model: Any, ids: torch.Tensor, given: Any, *, graphs: bool) -> dict[
         "attention_mask": torch.ones_like(ids),
     }  # fmt: skip
     model.generate(ids, **options, assistant=pillar)
+    torch.cuda.reset_peak_memory_stats()
     for watched in (False, True):
         pillar.synchronise = watched
         torch.cuda.synchronize()
@@ -101,6 +131,8 @@ def measure(model: Any, ids: torch.Tensor, given: Any, *, graphs: bool) -> dict[
         found["rounds"] = rounds
     for phase in ("draft", "verify", "accept", "select"):
         found[f"{phase}_ms"] = 1000 * getattr(stats, f"{phase}_seconds") / rounds
+    found["prefill_seconds"] = stats.prefill_seconds
+    found["peak_bytes"] = torch.cuda.max_memory_allocated()
     if graphs:
         found["kernels"] = kernels(model, ids, {**options, "max_new_tokens": FEW}, pillar)
     pillar.free()

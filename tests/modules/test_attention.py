@@ -135,7 +135,8 @@ def test_a_prefill_keeps_its_last_query_rows(chunks, kept):
 def test_errors_and_printed_form():
     with pytest.raises(ValueError, match="append keys and values first"):
         PillarAttention()(torch.randn(1, HQ, 1, DIM), ContiguousLayer(), StepState(Phase.DRAFT))
-    assert repr(PillarAttention(kernels="reference")) == "PillarAttention(kernels='reference', strict=False)"
+    shown = repr(PillarAttention(kernels="reference"))
+    assert shown == "PillarAttention(kernels='reference', strict=False)"
     assert list(PillarAttention().parameters()) == []
 
 
