@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from pillarattn.cli.bench_engine import engine
 from pillarattn.cli.bench_generate import generate
 from pillarattn.cli.bench_kernels import kernels
 from pillarattn.cli.bench_plan import plan
@@ -31,6 +32,7 @@ bench = typer.Typer(
 bench.command("plan")(plan)
 bench.command("kernels")(kernels)
 bench.command("generate")(generate)
+bench.command("engine")(engine)
 
 
 @bench.callback()

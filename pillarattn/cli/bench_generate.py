@@ -27,7 +27,7 @@ from pillarattn.cli.option_types import (
     SamplingTemperature,
     StrategyName,
 )
-from pillarattn.cli.option_values import parse_value
+from pillarattn.cli.option_values import parse_numbers, parse_value
 from pillarattn.config import AUTO
 from pillarattn.evaluation.generate_bench_settings import GenerateBench
 
@@ -110,8 +110,8 @@ def generate(
         on_gpu = where.type == "cuda" and not reuse_prompt
         bench = GenerateBench(
             model=model,
-            batches=_numbers(batch, "--batch"),
-            lengths=_numbers(length, "--length"),
+            batches=parse_numbers(batch, "--batch"),
+            lengths=parse_numbers(length, "--length"),
             new_tokens=new_tokens,
             fixed=_settings(fixed),
             auto=auto,
@@ -150,16 +150,6 @@ def generate(
         console.print(line, style="bold red", markup=False)
     if wrong and dtype == "float32":
         raise typer.Exit(1)
-
-
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    """Return whole numbers written with commas."""
-    found = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        if not part.lstrip("-").isdigit():
-            raise ValueError(f"{option} takes whole numbers with commas, got {text!r}")
-        found.append(int(part))
-    return tuple(dict.fromkeys(found))
 
 
 def _settings(text: str) -> tuple[tuple[int, float], ...]:

@@ -24,6 +24,16 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def parse_numbers(text: str, option: str) -> tuple[int, ...]:
+    """Return whole numbers written with commas."""
+    found = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        if not part.lstrip("-").isdigit():
+            raise ValueError(f"{option} takes whole numbers with commas, got {text!r}")
+        found.append(int(part))
+    return tuple(dict.fromkeys(found))
+
+
 def parse_parts(text: str) -> Any:
     """Return a name, a JSON value, or, of names with commas, their list."""
     value = parse_value(text)

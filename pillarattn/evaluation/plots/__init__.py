@@ -7,6 +7,7 @@ from pillarattn.evaluation.plots.acceptance import (
 )
 from pillarattn.evaluation.plots.canvas import new_axes, new_stack, save
 from pillarattn.evaluation.plots.cluster_day import plot_cluster_day
+from pillarattn.evaluation.plots.engine_bench import plot_engine_bench
 from pillarattn.evaluation.plots.forecast import (
     plot_head_budgets,
     plot_head_rounds,
@@ -36,6 +37,7 @@ __all__ = [
     "plot_acceptance_by_position",
     "plot_acceptance_vs_s",
     "plot_cluster_day",
+    "plot_engine_bench",
     "plot_gate_choices",
     "plot_generate_bench",
     "plot_head_budgets",

@@ -1,0 +1,114 @@
+"""`pillarattn bench engine`: the engine, plain and speculative, in turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pillarattn.cli.console import check_json_target, human_console, readable_errors, write_json
+from pillarattn.cli.option_types import (
+    Device,
+    Dtype,
+    JsonTarget,
+    MinBudget,
+    ModelName,
+    SamplingTemperature,
+    StrategyName,
+)
+from pillarattn.cli.option_values import parse_numbers
+
+
+def engine(
+    model: ModelName = "smollm2",
+    batch: Annotated[
+        str, typer.Option("--batch", help="Requests that run together; with commas.")
+    ] = "8",
+    length: Annotated[int, typer.Option(help="Prompt tokens of a request.")] = 1024,
+    new_tokens: Annotated[
+        int, typer.Option(help="Tokens to generate, whatever the model says.")
+    ] = 128,
+    k: Annotated[int, typer.Option(help="Tokens drafted per round.")] = 8,
+    s: Annotated[float, typer.Option(help="Share of the context that a draft may read.")] = 0.05,
+    strategy: StrategyName = "pillar",
+    min_budget: MinBudget = 128,
+    temperature: SamplingTemperature = 0.6,
+    lockstep: Annotated[
+        bool, typer.Option(help="Also time rounds in which all requests verify together.")
+    ] = True,
+    repeats: Annotated[
+        int, typer.Option(help="Timed runs of each variant, after one to warm up.")
+    ] = 3,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    out: Annotated[
+        Path | None, typer.Option(help="JSON Lines to append a record a batch size to.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Figure to draw: .png, .pdf or .svg.")] = None,
+    json_to: JsonTarget = None,
+) -> None:
+    """Time the engine on one batch of requests: plain, speculative, and in lockstep.
+
+    Tokens a second count from the moment when all prompts are read. Greedy tokens are compared with
+    plain ones; in float32 the exit code is 1 where they differ.
+    """
+    console = human_console(json_to)
+    with readable_errors():
+        check_json_target(json_to)
+        from pillarattn.evaluation.engine_bench import EngineBench, run_engine_bench
+        from pillarattn.evaluation.results import append_record
+
+        bench = EngineBench(
+            model=model, batches=parse_numbers(batch, "--batch"), length=length,
+            new_tokens=new_tokens, k=k, s=s, strategy=strategy, min_budget=min_budget,
+            temperature=temperature, lockstep=lockstep, repeats=repeats, device=device, dtype=dtype,
+        )  # fmt: skip
+        with console.status("loading") as status:
+            records = run_engine_bench(
+                bench, on_run=lambda batch, name: status.update(f"B={batch}: {name}")
+            )
+        if out is not None:
+            for record in records:
+                append_record(out, record)
+        if plot is not None:
+            from pillarattn.evaluation.plots import plot_engine_bench, save
+
+            save(plot_engine_bench(records), plot)
+            console.print(f"Plot: {plot}", markup=False)
+        write_json({"command": "bench engine", "cells": records}, json_to)
+        console.print(_table(records))
+        _check(console, records)
+
+
+def _table(records: list[dict[str, Any]]) -> Table:
+    about = records[0]["environment"]
+    table = Table(title=f"Decode tokens a second, all requests ({about['device_name']})")
+    for heading in ("B", "variant", "tokens/s", "spread", "speed-up", "accepted a round", "tokens"):
+        table.add_column(heading, justify="left" if heading in ("variant", "tokens") else "right")
+    for record in records:
+        for name, found in record["variants"].items():
+            low, high = found["spread"]
+            run = found["runs"][-1]
+            table.add_row(
+                str(record["batch"]),
+                name,
+                f"{found['tokens_per_second']:.1f}",
+                f"{low:.1f}..{high:.1f}",
+                f"{found['speedup']:.2f}x",
+                f"{run['mean_accepted']:.2f}",
+                {None: "", True: "as plain", False: "differ"}[found["same_tokens"]],
+            )
+        table.add_section()
+    return table
+
+
+def _check(console: Console, records: list[dict[str, Any]]) -> None:
+    """Leave with 1 where tokens that must be equal are not."""
+    for record in records:
+        wrong = [n for n, found in record["variants"].items() if found["same_tokens"] is False]
+        if wrong and record["settings"]["dtype"] == "float32":
+            console.print(f"B={record['batch']}: {', '.join(wrong)} differs from plain decoding")
+            raise typer.Exit(1)

@@ -1,0 +1,177 @@
+"""`bench engine`: the engine plainly and speculatively on one batch of requests, in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+import torch
+
+from pillarattn.config import PillarConfig
+from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.engine import Engine
+from pillarattn.engine.request import SamplingParams
+from pillarattn.evaluation.demo_model import load_model
+from pillarattn.evaluation.environment import environment, source_commit
+from pillarattn.evaluation.generate_bench_cell import prompts
+from pillarattn.patch.patching import patch
+
+SCHEMA = 1
+KIND = "engine-bench"
+PLAIN = "plain"
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EngineBench:
+    """Settings of a bench of the engine.
+
+    Attributes:
+        model: "smollm2", a checkpoint folder or a hub name.
+        batches: requests that run together.
+        length: prompt tokens of each request.
+        new_tokens: tokens generated for each, whatever the model says.
+        k, s, strategy, min_budget: of the speculative engine.
+        temperature: 0 is greedy, whose tokens are compared; above 0 each request samples by
+            rejection.
+        lockstep: also time the speculative engine with all requests verifying together.
+        repeats: timed runs of each variant, after one to warm up.
+        device, dtype: as `load_model` takes them.
+
+    Raises:
+        ValueError: a value is out of range; the message names its option.
+    """
+
+    model: str = "smollm2"
+    batches: tuple[int, ...] = (8,)
+    length: int = 1024
+    new_tokens: int = 128
+    k: int = 8
+    s: float = 0.05
+    strategy: str = "pillar"
+    min_budget: int = 128
+    temperature: float = 0.6
+    lockstep: bool = True
+    repeats: int = 3
+    device: str = "auto"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for option, value, least in (
+            ("--batch", min(self.batches, default=0), 1), ("--length", self.length, 1),
+            ("--new-tokens", self.new_tokens, 2), ("--k", self.k, 1),
+            ("--repeats", self.repeats, 1),
+        ):  # fmt: skip
+            if value < least:
+                raise ValueError(f"{option} must be at least {least}, got {value}")
+        self.pillar()
+
+    @property
+    def variants(self) -> dict[str, dict[str, Any]]:
+        """Return what is compared, by name: fields of `EngineConfig`."""
+        found: dict[str, dict[str, Any]] = {
+            PLAIN: {"speculative": False},
+            f"k={self.k} s={self.s:g}": {},
+        }
+        if self.lockstep:
+            found[f"k={self.k} s={self.s:g} lockstep"] = {"phases": "lockstep"}
+        return found
+
+    def pillar(self) -> PillarConfig:
+        """Return how drafts are made."""
+        return PillarConfig(k=self.k, s=self.s, strategy=self.strategy, min_budget=self.min_budget)
+
+    def engine(self, model: Any, batch: int, **changes: Any) -> Engine:
+        """Return an engine with room for all requests at their full length."""
+        room = -(-(self.length + self.new_tokens + self.k + 1) // 16) * 16
+        config = EngineConfig(
+            kv_tokens=batch * room, max_batch=batch, prefill_chunk=max(2048, batch),
+            pillar=self.pillar(), prefix_cache=False, seed=1, **changes,
+        )  # fmt: skip
+        return Engine(model, config)
+
+
+def run_engine_bench(
+    bench: EngineBench, *, on_run: Callable[[int, str], None] = lambda batch, name: None
+) -> list[Record]:
+    """Return one record a batch size: every variant's tokens a second, and its speed-up."""
+    model, tokenizer = load_model(bench.model, device=bench.device, dtype=bench.dtype)
+    patch(model)
+    return [_cell(bench, model, tokenizer, batch, on_run) for batch in bench.batches]
+
+
+def _cell(
+    bench: EngineBench, model: Any, tokenizer: Any, batch: int, on_run: Callable[[int, str], None]
+) -> Record:
+    texts = prompts(tokenizer, batch, bench.length, shared=False).tolist()
+    variants: dict[str, Record] = {name: {"runs": []} for name in bench.variants}
+    tokens: dict[str, list[list[int]]] = {}
+    for repeat in range(bench.repeats + 1):
+        for name, changes in bench.variants.items():
+            on_run(batch, f"{name}, {'warm-up' if repeat == 0 else f'run {repeat}'}")
+            engine = bench.engine(model, batch, **changes)
+            tokens[name], run = _timed(engine, texts, bench)
+            del engine
+            if repeat:
+                variants[name]["runs"].append(run)
+    for name, found in variants.items():
+        speeds = [run["tokens"] / run["seconds"] for run in found["runs"]]
+        found["tokens_per_second"] = median(speeds)
+        found["spread"] = [min(speeds), max(speeds)]
+        found["same_tokens"] = tokens[name] == tokens[PLAIN] if bench.temperature == 0 else None
+    for found in variants.values():
+        found["speedup"] = found["tokens_per_second"] / variants[PLAIN]["tokens_per_second"]
+    return {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "batch": batch,
+        "settings": asdict(bench),
+        "environment": environment(model.device),
+        "commit": source_commit(),
+        "variants": variants,
+    }
+
+
+def _timed(
+    engine: Engine, texts: list[list[int]], bench: EngineBench
+) -> tuple[list[list[int]], Record]:
+    """Return the tokens of all requests, and the time of what follows the last prompt."""
+    params = SamplingParams(
+        max_tokens=bench.new_tokens, temperature=bench.temperature, ignore_eos=True,
+        acceptance="rejection" if bench.temperature > 0 else None,
+    )  # fmt: skip
+    names = [engine.add_request(text, params) for text in texts]
+    waiting, outputs = set(names), {}
+    begun, decoded, steps = time.perf_counter(), 0, 0
+    while engine.has_unfinished:
+        reads = bool(waiting)
+        for output in engine.step():
+            waiting.discard(output.request_id)
+            decoded += len(output.new_token_ids)
+            if output.finish_reason is not None:
+                outputs[output.request_id] = list(output.token_ids)
+        steps += 1
+        if reads:
+            _wait(engine)
+            # Until all prompts are read: from then on every step decodes.
+            begun, decoded, steps = time.perf_counter(), 0, 0
+    _wait(engine)
+    stats = engine.stats
+    return [outputs[name] for name in names], {
+        "seconds": max(time.perf_counter() - begun, 1e-9),
+        "tokens": decoded,
+        "steps": steps,
+        "mean_accepted": stats.mean_accepted,
+        "rounds": stats.rounds,
+    }
+
+
+def _wait(engine: Engine) -> None:
+    device = engine.runner.device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

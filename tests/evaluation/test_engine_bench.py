@@ -1,0 +1,87 @@
+"""The engine's bench on a tiny model: what is timed, what is compared, what is drawn."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pillarattn.cli.main import app
+from pillarattn.evaluation.engine_bench import EngineBench, run_engine_bench
+from pillarattn.evaluation.plots import plot_engine_bench
+
+SMALL = {"batches": (3,), "length": 40, "new_tokens": 10, "k": 3, "min_budget": 8, "repeats": 1}
+
+
+@pytest.fixture(scope="module")
+def records(tiny_checkpoint):
+    bench = EngineBench(model=str(tiny_checkpoint), temperature=0.0, **SMALL)
+    return run_engine_bench(bench)
+
+
+def test_every_variant_decodes_the_same_tokens(records):
+    (record,) = records
+    variants = record["variants"]
+    assert list(variants) == ["plain", "k=3 s=0.05", "k=3 s=0.05 lockstep"]
+    assert all(found["same_tokens"] for found in variants.values())
+    assert variants["plain"]["speedup"] == 1.0
+    plain, drafted = (variants[name]["runs"][0] for name in list(variants)[:2])
+    # The first tokens come with the last prompt.
+    assert 3 * 8 <= plain["tokens"] <= 3 * 9
+    assert plain["steps"] >= 9
+    assert plain["rounds"] == 0 or plain["mean_accepted"] == 0
+    assert drafted["rounds"] > 0
+    assert record["settings"]["length"] == 40
+    json.dumps(record)
+
+
+def test_sampled_tokens_are_not_compared(tiny_checkpoint):
+    bench = EngineBench(model=str(tiny_checkpoint), lockstep=False, **SMALL)
+    (record,) = run_engine_bench(bench)
+    assert [found["same_tokens"] for found in record["variants"].values()] == [None, None]
+
+
+def test_the_plot_has_a_bar_for_each_variant_and_batch(records):
+    axes = plot_engine_bench([*records, {**records[0], "batch": 5}])
+    assert len(axes.patches) == 6
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["3", "5"]
+    with pytest.raises(ValueError, match="run bench engine first"):
+        plot_engine_bench([])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("batches", ()),
+        ("batches", (0,)),
+        ("length", 0),
+        ("new_tokens", 1),
+        ("k", 0),
+        ("repeats", 0),
+    ],
+)
+def test_values_out_of_range_are_named(option, value):
+    shown = {"batches": "--batch", "new_tokens": "--new-tokens"}.get(option, f"--{option}")
+    with pytest.raises(ValueError, match=f"{shown} must be at least"):
+        EngineBench(**{option: value})
+
+
+def test_the_command_writes_records_a_plot_and_a_table(tiny_checkpoint, tmp_path):
+    arguments = [
+        "bench", "engine", "--model", str(tiny_checkpoint), "--batch", "2", "--length", "30",
+        "--new-tokens", "8", "--k", "2", "--min-budget", "8", "--repeats", "1", "--temperature",
+        "0", "--out", str(tmp_path / "bench.jsonl"), "--plot", str(tmp_path / "bench.png"),
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "as plain" in result.output
+    assert (tmp_path / "bench.png").stat().st_size > 1000
+    (line,) = (tmp_path / "bench.jsonl").read_text().splitlines()
+    assert json.loads(line)["kind"] == "engine-bench"
+
+
+def test_bad_input_is_one_readable_line(tmp_path):
+    result = CliRunner().invoke(app, ["bench", "engine", "--batch", "x"])
+    assert result.exit_code == 2
+    assert "--batch takes whole numbers" in result.output
