@@ -39,6 +39,7 @@ class EngineConfig:
             after the one that computed them has ended, until the room is needed.
         seed: of the seeds of requests that bring none; None draws them at random.
         preflight: compare a pass of packed requests with plain passes before the first one.
+        cuda_graphs: on a GPU, record passes without prompts and replay them.
 
     Raises:
         ValueError: a value is out of range, or the engine has no such drafts.
@@ -59,6 +60,7 @@ class EngineConfig:
     prefix_cache: bool = True
     seed: int | None = None
     preflight: bool = True
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         for name, minimum in (

@@ -275,4 +275,6 @@ class RequestDecoder:
     def _segment(self, phase: Phase, tokens: list[int], start: int, table: BlockTable) -> Segment:
         holes = phase is Phase.DRAFT and bool(table.on_host)
         slots = self.view.place(table, self.device, holes=holes)[: start + len(tokens)]
-        return Segment(self.request.id, phase, tokens, start, self.view, slots, holes=holes)
+        return Segment(
+            self.request.id, phase, tokens, start, self.view, slots, holes=holes, table=table
+        )

@@ -63,6 +63,7 @@ class Engine:
             block_size=size,
             kernels=self.config.pillar.kernels,
             preflight=self.config.preflight,
+            graphs=self.config.cuda_graphs,
         )
         self.model = self.runner.model
         self._stop = StopCheck(eos_tokens(self.model), tokenizer)
@@ -344,6 +345,7 @@ class Engine:
     def _finished(self, name: str, new: Sequence[int] = ()) -> RequestOutput:
         """Take a request out of everything, and return its last output."""
         request = self._intake.remove(name)
+        self.runner.buffers.leave(name)
         # A step that raised may have left it there, and the next one of this name is another.
         self._forks = [child for child in self._forks if child != name]
         self.stats.ended(request)

@@ -1,7 +1,8 @@
 """One forward pass over the rows of many requests: prompts, drafts and verify passes side by side.
 
 Rows are packed into one sequence. All that a model does token by token runs on them at once; in
-attention each request reads its own part of the pool, by the kernels of its phase.
+attention each request reads its own part of the pool: all of them by one call where a `MixedStep`
+says how, else one after the other by the kernels of their phases.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import Phase, RowLengths, Selection
+from pillarattn.engine.block_table import BlockTable
+from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.paged_cache import PagedLayer, RequestView, check_layer
 from pillarattn.kernels import draft_attention, verify_attention
 from pillarattn.modules.attention import keep_queries
@@ -41,6 +44,7 @@ class Segment:
         seed_rows: how many those are; 0 keeps none.
         keep: rows at the end whose logits are wanted.
         holes: whether slots of some tokens are -1: they are on the host, and a draft does without.
+        table: the blocks that the slots are in; None: they stand for themselves.
     """
 
     request_id: str
@@ -57,6 +61,7 @@ class Segment:
     seeds: StepState | None = None
     keep: int = 0
     holes: bool = False
+    table: BlockTable | None = None
 
     @property
     def length(self) -> int:
@@ -109,7 +114,7 @@ class PackedAttention:
         self,
         query: Tensor,
         layer: PagedLayer,
-        step: PackedStep,
+        step: PackedStep | MixedStep,
         layer_index: int,
         options: AttentionOptions,
         keys_values: tuple[Tensor, Tensor],
@@ -121,6 +126,8 @@ class PackedAttention:
         check_layer(layer, self.model_name)
         step.visited.append(layer_index)
         layer.window = options.window
+        if isinstance(step, MixedStep):
+            return step.attend(query, layer, layer_index, options, self.kernels)
         heads, width = query.shape[1], keys_values[1].shape[3]
         out = query.new_empty(1, heads, step.rows, width)
         if step.drafts:

@@ -71,7 +71,8 @@ class PagedCache(Cache):
     """The pool of a whole model; a forward pass writes its tokens to the slots it was given.
 
     Args:
-        slots: tokens of the device's pool.
+        slots: tokens of the device's pool, of whole blocks. One more block lies behind them, for
+            rows of nobody, which fill a pass up to a fixed size.
         host_slots: tokens of the host's.
         block_size: tokens of a block.
         attention: called with a layer's queries: see `PackedAttention`.
@@ -91,7 +92,7 @@ class PagedCache(Cache):
         while len(self.layers) <= layer_idx:
             self.layers.append(PagedLayer())
         layer = self.layers[layer_idx]
-        layer.allocate(self.slots, key_states, value_states)
+        layer.allocate(self.slots + self.block_size, key_states, value_states)
         layer.write(self.step.slots, key_states, value_states)
         keys = key_states.view_as(key_states)
         setattr(keys, ORIGIN, (self, layer_idx))

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import Phase
+from pillarattn.engine.cuda_graph import GraphedPasses
+from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.packed_pass import PackedAttention, PackedStep, Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView
+from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import (
@@ -42,6 +45,10 @@ class ModelRunner:
         block_size: tokens of a block.
         kernels: "auto", "reference" or "triton".
         preflight: compare packed passes with plain ones on random tokens first.
+        graphs: record passes as CUDA graphs on a GPU.
+
+    Attributes:
+        uses_buffers: whether requests attend by one call a layer, over `StepBuffers`.
 
     Raises:
         NotPatchedError: the model is not patched.
@@ -51,7 +58,7 @@ class ModelRunner:
 
     def __init__(
         self, model: Any, *, slots: int, host_slots: int, block_size: int, kernels: str,
-        preflight: bool = True,
+        preflight: bool = True, graphs: bool = True,
     ) -> None:  # fmt: skip
         self.model: PreTrainedModel = inner_model(model)
         self.name = type(self.model).__name__
@@ -67,13 +74,16 @@ class ModelRunner:
                 f"the engine cannot pack requests of {self.name}: {reason}; "
                 "use model.generate(assistant=) instead"
             )
-        self.device = weights_device(self.model)
-        self._takes_logits_to_keep = self.model._supports_logits_to_keep()
-        self.attention = PackedAttention(
-            self.name, kernels=self.record.kernels if kernels == "auto" else kernels
+        self.device, self.graphs_on = weights_device(self.model), graphs
+        kernels = self.record.kernels if kernels == "auto" else kernels
+        # On a CPU each request by itself is faster: there is no launch to save.
+        self.uses_buffers = kernels == "triton" or (
+            kernels == "auto" and self.device.type == "cuda"
         )
+        self._takes_logits_to_keep = self.model._supports_logits_to_keep()
+        self.attention = PackedAttention(self.name, kernels=kernels)
         if preflight and self.device.type != "meta":
-            self.cache = self._new_cache(32, 0, 1)
+            self._set_cache(32, 0, 1)
             try:
                 self._check_packing()
             except FAULTS as error:
@@ -81,33 +91,67 @@ class ModelRunner:
                     f"{self.name} could not run a packed pass ({type(error).__name__}: {error}); "
                     "use model.generate(assistant=) instead"
                 ) from error
-        self.cache = self._new_cache(slots, host_slots, block_size)
+        self._set_cache(slots, host_slots, block_size)
 
-    def _new_cache(self, slots: int, host_slots: int, block_size: int) -> PagedCache:
-        return PagedCache(
+    def _set_cache(self, slots: int, host_slots: int, block_size: int) -> None:
+        self.cache = PagedCache(
             slots=slots, host_slots=host_slots, block_size=block_size, attention=self.attention
         )
+        self.buffers = StepBuffers(self.cache, self.device)
+        self.graphs = GraphedPasses(is_on=self.graphs_on and self.device.type == "cuda")
 
     @torch.no_grad()
     def run(self, segments: list[Segment]) -> list[Tensor]:
         """Run one pass and return each segment's last `keep` logits, `[keep, V]` fp32."""
-        step = PackedStep(segments, self.device)
+        needed = self.buffers.needs(segments) if self.uses_buffers else None
+        if needed is None:
+            return self._run_packed(segments)
+        step = self.buffers.load(segments, needed)
+        if step.is_steady:
+
+            def play() -> Tensor:
+                step.begin()
+                return self._forward(step, step.inputs())
+
+            logits = self.graphs.run(step.kind, self.buffers.generation, play)
+            step.hand_over_scores()
+            # The next pass may write where these are.
+            logits = logits.to(torch.float32, copy=True)
+            return [logits[part.end - part.segment.keep : part.end] for part in step.parts]
+        kept = [row for p in step.parts for row in range(p.end - p.segment.keep, p.end)]
+        logits = self._kept_logits(step, step.inputs(), kept)
+        step.hand_over_scores()
+        return list(logits.split([s.keep for s in segments]))
+
+    def _run_packed(self, segments: list[Segment]) -> list[Tensor]:
+        """Run a pass in which requests attend one after the other."""
         ids = torch.tensor([t for s in segments for t in s.tokens], device=self.device)
         places = [p for s in segments for p in range(s.start, s.length)]
-        inputs: dict[str, Any] = {
+        inputs = {
             "input_ids": ids.unsqueeze(0),
             "position_ids": torch.tensor(places, device=self.device).unsqueeze(0),
-            "use_cache": True,
-            cache_keyword(): self.cache,
         }
         ends = torch.tensor([len(s.tokens) for s in segments]).cumsum(0).tolist()
         kept = [
             row for s, end in zip(segments, ends, strict=True) for row in range(end - s.keep, end)
         ]
+        logits = self._kept_logits(PackedStep(segments, self.device), inputs, kept)
+        return list(logits.split([s.keep for s in segments]))
+
+    def _kept_logits(
+        self, step: PackedStep | MixedStep, inputs: dict[str, Tensor], kept: list[int]
+    ) -> Tensor:
+        """Run a pass and return the logits of some of its rows, `[len(kept), V]` fp32."""
         index = torch.tensor(kept, dtype=torch.int64, device=self.device)
-        if self._takes_logits_to_keep:
-            # A model may want at least one.
-            inputs["logits_to_keep"] = index if kept else index.new_zeros(1)
+        if not self._takes_logits_to_keep:
+            return self._forward(step, inputs)[index].float()
+        # A model may want at least one.
+        wanted = index if kept else index.new_zeros(1)
+        return self._forward(step, {**inputs, "logits_to_keep": wanted})[: len(kept)].float()
+
+    def _forward(self, step: PackedStep | MixedStep, inputs: dict[str, Tensor]) -> Tensor:
+        """Run the model and return its logits, `[rows, V]`."""
+        given: dict[str, Any] = {**inputs, "use_cache": True, cache_keyword(): self.cache}
         self.cache.step = step
         try:
             with (
@@ -116,12 +160,10 @@ class ModelRunner:
                 decode_context(self.model),
                 current_cache(self.cache),
             ):
-                logits = self.model(**inputs, return_dict=True).logits[0]
+                logits: Tensor = self.model(**given, return_dict=True).logits[0]
         finally:
             self.cache.step = None
-        if not self._takes_logits_to_keep:
-            logits = logits[index]
-        return list(logits[: len(kept)].float().split([s.keep for s in segments]))
+        return logits
 
     def _check_packing(self) -> None:
         """Compare two texts packed into one pass, in two chunks, with each on its own."""

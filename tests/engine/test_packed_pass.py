@@ -56,16 +56,18 @@ def test_rows_of_requests_do_not_see_each_other(models):
     reason="no NVIDIA GPU, and TRITON_INTERPRET is not 1",
 )
 def test_triton_kernels_read_the_same_pool(tiny_model, prompts):
-    """Slots stand for positions there too, in whatever order the blocks are."""
+    """All requests by one call a layer, in whatever order their blocks are."""
     if not torch.cuda.is_available():
         repair_interpreter()
     model = pillarattn.patch(tiny_model("llama").to("cuda" if torch.cuda.is_available() else "cpu"))
     outputs = {}
     for kernels in ("reference", "triton"):
-        pillar = pillarattn.PillarConfig(k=3, s=0.25, min_budget=8, recent=2, kernels=kernels)
+        pillar = pillarattn.PillarConfig(k=2, s=0.5, min_budget=8, recent=2, kernels=kernels)
         engine = Engine(model, EngineConfig(kv_tokens=256, preflight=False, pillar=pillar))
-        outputs[kernels] = engine.generate(prompts[1:3], SamplingParams(max_tokens=8))
+        assert engine.runner.uses_buffers == (kernels == "triton")
+        outputs[kernels] = engine.generate(prompts[1:3], SamplingParams(max_tokens=6))
     assert outputs["triton"] == outputs["reference"]
+    assert sum(o.accepted for o in outputs["triton"]) > 0
 
 
 def test_an_unpatched_model_is_refused(tiny_model):

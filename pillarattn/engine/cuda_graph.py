@@ -1,0 +1,126 @@
+"""CUDA graphs of passes whose inputs stay where they are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Recordings that are kept: one for each number of rows, in eighths of a power of two.
+MOST = 64
+# Largest gap between a replay and the same pass run eagerly, relative to the spread of the logits.
+EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
+
+
+@dataclass
+class Recording:
+    """One kind of pass.
+
+    Attributes:
+        replay: runs it; None before it is recorded.
+        logits: `[T, V]`, what a replay leaves.
+    """
+
+    replay: Callable[[], None] | None = None
+    logits: Tensor | None = None
+
+
+class GraphedPasses:
+    """Runs passes eagerly at first, records each kind at its second use and replays it afterwards.
+
+    The first replay of a kind on other inputs is compared with the same pass run eagerly: a model
+    that looks at its inputs on the host would repeat what it saw. What cannot be recorded, or
+    differs, runs eagerly from then on, after one warning.
+
+    Args:
+        is_on: False runs all of them eagerly.
+
+    Attributes:
+        reason: why nothing is recorded any more, or None.
+        replayed: passes that were replayed.
+    """
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self.reason: str | None = None
+        self.replayed = 0
+        self._generation = -1
+        self._kept: dict[Hashable, Recording] = {}
+        self._proven: set[Hashable] = set()
+        self._pool: Any = None
+
+    def run(self, kind: Hashable, generation: int, play: Callable[[], Tensor]) -> Tensor:
+        """Return the logits of the pass that `play` runs, which hold until the next one.
+
+        Args:
+            kind: what passes share that run the same kernels.
+            generation: of the memory that it reads; recordings of another one are dropped.
+            play: runs the pass; it reads nothing on the host that may differ next time.
+        """
+        if not self.is_on or self.reason is not None:
+            return play()
+        if generation != self._generation or (kind not in self._kept and len(self._kept) >= MOST):
+            self.close()
+            self._generation = generation
+        held = self._kept.get(kind)
+        if held is None:
+            self._kept[kind] = Recording()
+            return play()
+        is_new = held.replay is None
+        try:
+            if held.replay is None:
+                self._record(held, play)
+            assert held.replay is not None
+            held.replay()
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            return play()
+        self.replayed += 1
+        assert held.logits is not None
+        return held.logits if is_new or kind in self._proven else self._compared(kind, held, play)
+
+    def close(self) -> None:
+        """Free the recordings."""
+        self._kept.clear()
+        self._pool = None
+
+    def _record(self, held: Recording, play: Callable[[], Tensor]) -> None:
+        if self._pool is None:
+            # One pool for all: nothing that a replay leaves is wanted after the next pass.
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            held.logits = play()
+        held.replay = graph.replay
+
+    def _compared(self, kind: Hashable, held: Recording, play: Callable[[], Tensor]) -> Tensor:
+        """Return the logits of the same pass run eagerly, and give up if the replay's differ."""
+        assert held.logits is not None
+        replayed = held.logits.clone()
+        eager = play()
+        is_exact = eager.dtype in (torch.float32, torch.float64)
+        gaps = (replayed - eager).float().abs()
+        size = gaps.max() if is_exact else gaps.square().mean().sqrt()
+        gap = float(size / eager.float().std().clamp_min(1e-6))
+        allowed = EXACT_TOLERANCE if is_exact else COARSE_TOLERANCE
+        if gap <= allowed:
+            self._proven.add(kind)
+        else:
+            self._give_up(
+                f"a replayed pass differs from the same one run eagerly by {gap:.2g} of the "
+                f"logits' spread (allowed: {allowed:g})"
+            )
+        return eager
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self.close()
+        warnings.warn(
+            f"passes run without CUDA graphs, slower and with the same output: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,183 @@
+"""What attention must know of a pass whose requests share one call a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import Phase, RowLengths
+from pillarattn.engine.paged_cache import PagedLayer
+from pillarattn.kernels import mixed_attention, paged_row_scores
+from pillarattn.kernels.mixed_attention import READS_ALL, work_list
+from pillarattn.modules.attention import keep_queries
+from pillarattn.modules.step import AttentionOptions
+
+if TYPE_CHECKING:
+    from pillarattn.engine.packed_pass import Segment
+    from pillarattn.engine.step_buffers import StepBuffers
+
+
+@dataclass(frozen=True)
+class Part:
+    """A request's rows in a pass.
+
+    Attributes:
+        segment: the request's.
+        at: its first row.
+        place: where its row scores go; None: nowhere.
+    """
+
+    segment: Segment
+    at: int
+    place: int | None
+
+    @property
+    def end(self) -> int:
+        """Past its last row."""
+        return self.at + len(self.segment.tokens)
+
+
+class MixedStep:
+    """One pass over `StepBuffers`; travels with the cache, as a `PackedStep` does.
+
+    What layers share, such as the work list, is made by the first one that needs it: inside of the
+    pass, so that it is recorded with it.
+
+    Args:
+        buffers: loaded.
+        parts: the requests, in the order of the segments.
+        rows: of the pass, those of nobody included.
+    """
+
+    # Not a prefill: attention never goes to the model's own function.
+    phase = Phase.VERIFY
+
+    def __init__(self, buffers: StepBuffers, parts: list[Part], rows: int) -> None:
+        self.buffers, self.parts, self.rows = buffers, parts, rows
+        self.visited: list[int] = []
+        self.slots = buffers.named["slots"][:rows]
+        self.is_scored = any(part.place is not None for part in parts)
+        self._shared: dict[Any, Any] = {}
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nobody reads a prompt: all logits are wanted, as in many other passes."""
+        return all(
+            part.segment.seeds is None and part.segment.keep == len(part.segment.tokens)
+            for part in self.parts
+        )
+
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """What passes share that launch the same kernels over the same buffers."""
+        return self.rows, self.is_scored
+
+    def begin(self) -> None:
+        """Forget what an earlier run of the same pass has left."""
+        self.visited.clear()
+        self._shared.clear()
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return token ids and positions, `[1, T]` each, at fixed addresses."""
+        named = self.buffers.named
+        return {
+            "input_ids": named["tokens"][: self.rows].unsqueeze(0),
+            "position_ids": named["positions"][: self.rows].unsqueeze(0),
+        }
+
+    def attend(
+        self,
+        query: Tensor,
+        layer: PagedLayer,
+        index: int,
+        options: AttentionOptions,
+        kernels: str,
+    ) -> Tensor:
+        """Attend from `query` `[1, Hq, T, D]`; return `[1, Hq, T, Dv]`."""
+        assert layer.key_buffer is not None
+        assert layer.value_buffer is not None
+        for part in self.parts:
+            if part.segment.seeds is not None:
+                own = query[:, :, part.at : part.end]
+                keep_queries(own, part.segment.seeds, index, options)
+        rows = query[0].transpose(0, 1)
+        pools = layer.key_buffer, layer.value_buffer
+        scored = self.is_scored and index in self.buffers.sizes.scored
+        lse = None
+        if scored:
+            lse = torch.empty(rows.shape[:2], dtype=torch.float32, device=rows.device)
+        named: dict[str, Any] = {
+            "scale": options.scale, "window": options.window, "softcap": options.softcap,
+        }  # fmt: skip
+        out = mixed_attention(
+            rows, pools[0], pools[1], **self._requests(), **self._reading(rows, pools, index),
+            **named, sinks=options.sinks, lse=lse, implementation=kernels,
+        )  # fmt: skip
+        if lse is not None:
+            buffers = self.buffers
+            paged_row_scores(
+                rows, pools[0], lse, buffers.scores[buffers.sizes.scored.index(index)],
+                scored=buffers.named["scored"], **self._requests(), **named,
+                implementation=kernels,
+            )  # fmt: skip
+        return out.transpose(0, 1).unsqueeze(0)
+
+    def hand_over_scores(self) -> None:
+        """Give each request its row scores, which hold until the next pass."""
+        scored = self.buffers.sizes.scored
+        for part in self.parts:
+            segment = part.segment
+            if part.place is None or segment.scores is None:
+                continue
+            rows = self.buffers.scores[:, part.place, :, : len(segment.tokens), : segment.length]
+            lengths = RowLengths([segment.length], rows.device)
+            for index, own in zip(scored, rows.unsqueeze(1).unbind(0), strict=True):
+                if index in segment.scored_layers:
+                    segment.scores.put(index, own, lengths)
+
+    def _requests(self) -> dict[str, Any]:
+        named = self.buffers.named
+        return {
+            "row_starts": named["row_starts"], "lengths": named["lengths"],
+            "block_table": self.buffers.block_table, "block_size": self.buffers.block_size,
+        }  # fmt: skip
+
+    def _reading(self, rows: Tensor, pools: tuple[Tensor, Tensor], index: int) -> dict[str, Any]:
+        """Return what each request reads in a layer, and the work list of layers like it."""
+        buffers = self.buffers
+        heads, named = pools[0].shape[1], buffers.named
+        is_chosen = index in buffers.sizes.layers and buffers.sizes.width > 0
+        key = is_chosen, rows.shape, pools[0].shape, pools[1].shape
+        if key not in self._shared:
+            batch = len(named["lengths"])
+            if is_chosen:
+                drafting = named["drafting"].view(1, -1, 1) > 0
+                counts = buffers.counts.masked_fill(~drafting, READS_ALL)
+                most = counts.amax(dim=0).masked_fill((counts < 0).any(dim=0), READS_ALL)
+            else:
+                counts = most = torch.full(
+                    (batch, heads), READS_ALL, dtype=torch.int32, device=rows.device
+                )
+            work = work_list(
+                rows,
+                pools[0],
+                pools[1],
+                **self._requests(),
+                counts=most,
+                tail_start=named["tail_start"],
+            )
+            self._shared[key] = counts, work
+        counts, work = self._shared[key]
+        if is_chosen:
+            place = buffers.sizes.layers.index(index)
+            chosen = buffers.indices[place], counts[place], buffers.chosen_slots[place]
+        else:
+            none = counts.new_zeros(*counts.shape, 0)
+            chosen = none, counts, none
+        return {
+            "indices": chosen[0], "counts": chosen[1], "slots": chosen[2], "work": work,
+            "tail_start": named["tail_start"],
+        }  # fmt: skip

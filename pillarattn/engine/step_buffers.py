@@ -1,0 +1,311 @@
+"""A step's inputs at fixed addresses, which a recorded pass reads, and who has which place."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from pillarattn.datatypes import Phase, Selection
+from pillarattn.engine.block_table import BlockTable
+from pillarattn.engine.mixed_step import MixedStep, Part
+from pillarattn.engine.packed_pass import Segment
+from pillarattn.engine.paged_cache import PagedCache
+from pillarattn.kernels.mixed_attention import READS_ALL, slots_of
+
+# Rows of a pass are rounded up to a multiple of an eighth of them, and of this.
+LEAST_ROWS = 8
+# The same of other sizes, which only grow: each growth moves the memory.
+LEAST = {"rows": 64, "seats": 8, "pages": 16, "width": 64, "places": 2, "queries": 4, "span": 256}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much fits.
+
+    Attributes:
+        rows: T, of a pass.
+        seats: B, requests.
+        pages: P, blocks of a request.
+        width: N, keys that a draft reads beside its tail.
+        layers: those with selections, ascending.
+        heads: Hkv of these and of scored ones.
+        places: V, requests that are scored in a pass.
+        queries: Q, rows of one of them.
+        span: S, tokens of one of them.
+        scored: layers that are scored, ascending.
+    """
+
+    rows: int = 0
+    seats: int = 0
+    pages: int = 0
+    width: int = 0
+    layers: tuple[int, ...] = ()
+    heads: int = 0
+    places: int = 0
+    queries: int = 0
+    span: int = 0
+    scored: tuple[int, ...] = ()
+
+    def grown(self, needed: Sizes) -> Sizes:
+        """Return room for what both hold, with some to spare where this one is too small."""
+        found: dict[str, Any] = {}
+        for name in (f.name for f in fields(self)):
+            have, want = getattr(self, name), getattr(needed, name)
+            if isinstance(have, tuple):
+                found[name] = tuple(sorted({*have, *want}))
+            elif name == "heads":
+                found[name] = max(have, want)
+            else:
+                found[name] = have if want <= have else rounded(want, LEAST[name])
+        return Sizes(**found)
+
+
+@dataclass(eq=False)
+class Seat:
+    """A request's place in the buffers.
+
+    Attributes:
+        number: which.
+        table: whose blocks are there, as of `version`.
+        pages: how many those are.
+        selections: what was loaded; None: nothing that holds.
+    """
+
+    number: int
+    table: BlockTable | None = None
+    version: int = -1
+    pages: int = 0
+    selections: dict[int, Selection] | None = None
+
+
+class StepBuffers:
+    """Fills the inputs of a pass in place, and copies only what has changed since the last one.
+
+    A request keeps its seat, so that its block table and its selections stay where they are. Rows
+    that fill a pass up to its bucket belong to a request of nobody in the last seat: it writes to
+    the cache's scratch block and reads that.
+
+    Args:
+        cache: the pool.
+        device: where it is.
+
+    Attributes:
+        sizes: what fits.
+        generation: grows whenever the memory moves.
+    """
+
+    def __init__(self, cache: PagedCache, device: torch.device) -> None:
+        self.cache, self.device = cache, device
+        self.block_size, self.scratch = cache.block_size, cache.slots // cache.block_size
+        self.sizes, self.generation = Sizes(), 0
+        self._seats: OrderedDict[Any, Seat] = OrderedDict()
+
+    def needs(self, segments: list[Segment]) -> Sizes | None:
+        """Return what a pass needs, or None if it must be run request by request."""
+        width, layers, places, queries, span = 0, self.sizes.layers, 0, 0, 0
+        scored: set[int] = set()
+        for segment in segments:
+            if segment.phase is Phase.DRAFT:
+                if segment.selector is not None or segment.holes:
+                    return None
+                seat = self._seats.get(_owner(segment))
+                if seat is None or seat.selections is not segment.selections:
+                    layers = tuple({*layers, *segment.selections})
+                    found = [s.indices.shape[2] for s in segment.selections.values()]
+                    # Of no key at all there is room for one: it is a selection still.
+                    width = max([width, *(max(n, 1) for n in found)])
+            elif segment.scores is not None:
+                places, queries = places + 1, max(queries, len(segment.tokens))
+                span, scored = max(span, segment.length), scored | segment.scored_layers
+        used = [self.cache.layers[i] for i in {*layers, *scored}]
+        heads = {layer.kv_heads for layer in used}
+        windowed = any(self.cache.layers[i].window is not None for i in layers)
+        if len(heads) > 1 or windowed:
+            return None
+        longest = max(s.length for s in segments)
+        return Sizes(
+            rows=_bucket(sum(len(s.tokens) for s in segments)), seats=len(segments),
+            # Rows of nobody have blocks too.
+            pages=-(-max(longest, LEAST_ROWS) // self.block_size), width=width,
+            layers=tuple(sorted(layers)), heads=max(heads, default=0), places=places,
+            queries=queries, span=span, scored=tuple(sorted(scored)),
+        )  # fmt: skip
+
+    def load(self, segments: list[Segment], needed: Sizes) -> MixedStep:
+        """Fill everything in for a pass and return what attention must know of it.
+
+        Args:
+            segments: as `needs` took them.
+            needed: what it returned.
+        """
+        sizes = self.sizes.grown(needed)
+        if sizes != self.sizes:
+            self._allocate(sizes)
+        seats = self._seats_of(segments)
+        moved = [self._load_table(seat, segment) for seat, segment in zip(seats, segments,
+                                                                        strict=True)]  # fmt: skip
+        order = sorted(range(len(segments)), key=lambda i: seats[i].number)
+        parts = self._fill([segments[i] for i in order], [seats[i] for i in order])
+        self.ints.copy_(torch.from_numpy(self._host))
+        if any(moved):
+            self.block_table.copy_(torch.from_numpy(self._table))
+        self._load_selections(segments, seats)
+        back = sorted(range(len(order)), key=lambda i: order[i])
+        return MixedStep(self, [parts[i] for i in back], self._filled)
+
+    def leave(self, request_id: str) -> None:
+        """Free the seat of a request that has ended, and what was loaded for it."""
+        for owner in [owner for owner in self._seats if owner[0] == request_id]:
+            del self._seats[owner]
+
+    def _allocate(self, sizes: Sizes) -> None:
+        """Move to new memory; everything will be loaded again."""
+        self.sizes, self.generation = sizes, self.generation + 1
+        for seat in self._seats.values():
+            seat.version, seat.selections = -1, None
+        batch, device = sizes.seats + 1, self.device
+        lengths = {
+            "tokens": sizes.rows, "positions": sizes.rows, "slots": sizes.rows,
+            "row_starts": batch + 1, "lengths": batch, "tail_start": batch, "drafting": batch,
+            "scored": sizes.places,
+        }  # fmt: skip
+        total = sum(lengths.values())
+        # Pageable on purpose: a copy from it has read it when it returns.
+        self._host = np.zeros(total, dtype=np.int64)
+        self.ints = torch.zeros(total, dtype=torch.int64, device=device)
+        ends = np.cumsum(list(lengths.values())).tolist()
+        spans = [slice(end - n, end) for end, n in zip(ends, lengths.values(), strict=True)]
+        self._named = {n: self._host[span] for n, span in zip(lengths, spans, strict=True)}
+        self.named = {n: self.ints[span] for n, span in zip(lengths, spans, strict=True)}
+        self._table = np.full((batch, sizes.pages), self.scratch, dtype=np.int32)
+        self.block_table = torch.from_numpy(self._table).to(device, copy=True)
+        shape = (len(sizes.layers), batch, sizes.heads)
+        self.counts = torch.full(shape, READS_ALL, dtype=torch.int32, device=device)
+        self.indices = self.counts.new_zeros(*shape, sizes.width)
+        self.chosen_slots = torch.zeros_like(self.indices)
+        self.scores = torch.empty(
+            len(sizes.scored), sizes.places, sizes.heads, sizes.queries, sizes.span, device=device,
+            dtype=torch.float32,
+        )  # fmt: skip
+
+    def _seats_of(self, segments: list[Segment]) -> list[Seat]:
+        """Return the requests' seats; who has none takes one that was not used for longest."""
+        owners = [_owner(segment) for segment in segments]
+        for owner in owners:
+            if owner in self._seats:
+                self._seats.move_to_end(owner)
+        taken = {seat.number for seat in self._seats.values()}
+        free = [n for n in range(self.sizes.seats - 1, -1, -1) if n not in taken]
+        for owner in owners:
+            if owner not in self._seats:
+                number = free.pop() if free else self._seats.popitem(last=False)[1].number
+                self._seats[owner] = Seat(number)
+        return [self._seats[owner] for owner in owners]
+
+    def _load_table(self, seat: Seat, segment: Segment) -> bool:
+        """Bring a seat's blocks up to date; return whether they had changed."""
+        table, known = segment.table, seat.pages
+        if table is not None and table is seat.table and table.version == seat.version:
+            return False
+        if table is None:
+            # Somebody wrote slots down by hand.
+            blocks = (segment.slots[:: self.block_size] // self.block_size).tolist()
+        else:
+            blocks = [0 if block is None else block for block in table.device]
+            seat.version = table.version
+        row, new = self._table[seat.number], np.asarray(blocks[: self.sizes.pages], dtype=np.int32)
+        if seat.table is not table or not np.array_equal(row[:known], new[:known]):
+            # Other blocks than those that the selection's slots were looked up in.
+            seat.selections = None
+        seat.table, seat.pages = table, len(new)
+        row[: len(new)] = new
+        return True
+
+    def _fill(self, segments: list[Segment], seats: list[Seat]) -> list[Part]:
+        """Write the integers of a pass to the host's copy; `segments` are in order of seats."""
+        numbers = np.array([seat.number for seat in seats])
+        rows = np.array([len(s.tokens) for s in segments])
+        starts = np.array([s.start for s in segments])
+        offsets, total = np.cumsum(rows) - rows, int(rows.sum())
+        self._filled = _bucket(total)
+        spare = np.arange(self._filled - total)
+        owner = np.repeat(np.arange(len(rows)), rows)
+        positions = np.arange(total) - offsets[owner] + starts[owner]
+        size, host = self.block_size, self._named
+        blocks = self._table[numbers[owner], positions // size].astype(np.int64)
+        for name, own, nobody in (
+            ("tokens", [t for s in segments for t in s.tokens], spare * 0),
+            ("positions", positions, spare),
+            ("slots", blocks * size + positions % size, self.scratch * size + spare % size),
+        ):
+            host[name][:total], host[name][total : self._filled] = own, nobody
+        for name in ("row_starts", "lengths", "tail_start", "drafting"):
+            host[name][:] = 0
+        host["row_starts"][1 + numbers], host["row_starts"][-1] = rows, len(spare)
+        np.cumsum(host["row_starts"], out=host["row_starts"])
+        host["lengths"][numbers], host["lengths"][-1] = starts + rows, len(spare)
+        drafts = [i for i, s in enumerate(segments) if s.phase is Phase.DRAFT and s.selections]
+        host["drafting"][numbers[drafts]] = 1
+        host["tail_start"][numbers[drafts]] = [_tail_start(segments[i]) for i in drafts]
+        scored = [i for i, s in enumerate(segments) if s.scores is not None]
+        host["scored"][:] = -1
+        host["scored"][: len(scored)] = numbers[scored]
+        places = {i: place for place, i in enumerate(scored)}
+        return [Part(segment, int(offsets[i]), places.get(i)) for i, segment in enumerate(segments)]
+
+    def _load_selections(self, segments: list[Segment], seats: list[Seat]) -> None:
+        """Copy in what drafts have chosen since, and look up its slots."""
+        changed = []
+        for segment, seat in zip(segments, seats, strict=True):
+            if segment.phase is Phase.DRAFT and seat.selections is not segment.selections:
+                seat.selections = segment.selections
+                if segment.selections:
+                    changed.append(seat.number)
+                    self._load_selection(seat.number, segment.selections)
+        if not changed:
+            return
+        where = torch.tensor(changed, device=self.device)
+        layers, heads = len(self.sizes.layers), self.sizes.heads
+        chosen = self.indices[:, where].transpose(0, 1).reshape(len(where), layers * heads, -1)
+        found = slots_of(chosen, self.block_table[where], self.block_size)
+        self.chosen_slots[:, where] = found.unflatten(1, (layers, heads)).transpose(0, 1)
+
+    def _load_selection(self, number: int, selections: dict[int, Selection]) -> None:
+        given = [selections[i] for i in self.sizes.layers if i in selections]
+        if len(given) == len(self.sizes.layers) and len({s.indices.shape[2] for s in given}) == 1:
+            width = given[0].indices.shape[2]
+            self.indices[:, number, :, :width] = torch.cat([s.indices for s in given])
+            self.counts[:, number] = torch.cat([s.counts for s in given])
+            return
+        self.counts[:, number] = READS_ALL
+        for place, index in enumerate(self.sizes.layers):
+            if index in selections:
+                one = selections[index]
+                self.indices[place, number, :, : one.indices.shape[2]] = one.indices[0]
+                self.counts[place, number] = one.counts[0]
+
+
+def rounded(needed: int, least: int) -> int:
+    """Return `needed` rounded up to a multiple of an eighth of its power of two, and of `least`."""
+    step = max(least, (1 << max(needed.bit_length() - 1, 0)) // 8)
+    return -(-needed // step) * step
+
+
+def _bucket(rows: int) -> int:
+    return rounded(rows, LEAST_ROWS)
+
+
+def _owner(segment: Segment) -> Any:
+    # A name may come back for another request, and two segments of a test share a view.
+    return segment.request_id, segment.view
+
+
+def _tail_start(segment: Segment) -> int:
+    """Return where a draft's tail begins; what the host knows of it spares a wait."""
+    start = next(iter(segment.selections.values())).tail_start
+    lengths = segment.view.lengths
+    return lengths.max if start is lengths.tensor else int(start)

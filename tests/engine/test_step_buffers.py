@@ -1,0 +1,84 @@
+"""Places in the buffers: who keeps them, when they move, and what rows of nobody may touch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pillarattn.datatypes import Phase
+from pillarattn.engine.packed_pass import Segment
+from pillarattn.engine.paged_cache import RequestView
+from pillarattn.engine.runner import ModelRunner
+from pillarattn.engine.step_buffers import Sizes, rounded
+
+SLOTS = 64
+
+
+@pytest.fixture
+def runner(models):
+    made = ModelRunner(models()[1], slots=SLOTS, host_slots=0, block_size=1, kernels="auto",
+                       preflight=False)  # fmt: skip
+    made.uses_buffers = True
+    return made
+
+
+def segment(runner, name, tokens, *, first=0, start=0, phase=Phase.VERIFY):
+    """Return rows of a request whose slots begin at `first`."""
+    slots = torch.arange(first, first + start + tokens)
+    view = RequestView(runner.cache, reads_keys=False)
+    return Segment(name, phase, list(range(1, tokens + 1)), start, view, slots, keep=tokens)
+
+
+@pytest.mark.parametrize(
+    ("needed", "least", "want"), [(1, 8, 8), (8, 8, 8), (65, 8, 72), (1000, 64, 1024), (0, 16, 0)]
+)
+def test_sizes_are_rounded_up(needed, least, want):
+    assert rounded(needed, least) == want
+
+
+def test_sizes_only_grow():
+    sizes = Sizes().grown(Sizes(rows=70, pages=3, layers=(4, 1), heads=2))
+    assert (sizes.rows, sizes.pages, sizes.layers, sizes.heads) == (128, 16, (1, 4), 2)
+    assert sizes.grown(Sizes(rows=5, pages=16, layers=(1,))) == sizes
+    assert sizes.grown(Sizes(rows=129)).rows == 192
+
+
+def test_rows_of_nobody_write_to_the_scratch_block_alone(runner):
+    one = segment(runner, "a", 5, first=7)
+    runner.run([one])
+    layer = runner.cache.layers[0]
+    assert layer.key_buffer.shape[0] == SLOTS + 1
+    for pool in (layer.key_buffer, layer.value_buffer):
+        pool.fill_(float("nan"))
+    runner.run([one])
+    for pool in (layer.key_buffer, layer.value_buffer):
+        written = ~pool.isnan().any(dim=(1, 2))
+        # Five rows fill a pass of eight.
+        assert written.nonzero().flatten().tolist() == [*range(7, 12), SLOTS]
+
+
+def test_a_request_keeps_its_seat_until_others_need_it(runner):
+    buffers = runner.buffers
+    parts = [segment(runner, str(i), 1, first=i) for i in range(8)]
+    runner.run(parts)
+    seats = {owner[0]: seat.number for owner, seat in buffers._seats.items()}
+    assert sorted(seats.values()) == list(range(8))
+    runner.run(parts[1:])
+    generation = buffers.generation
+    late = segment(runner, "late", 2, first=20)
+    runner.run([parts[5], late])
+    now = {owner[0]: seat.number for owner, seat in buffers._seats.items()}
+    # Request 0 was away for longest.
+    assert now["late"] == seats["0"]
+    assert all(now[name] == seats[name] for name in map(str, range(1, 8)))
+    assert buffers.generation == generation
+    runner.run([*parts, late])
+    assert buffers.generation > generation
+
+
+def test_order_of_segments_does_not_matter(runner):
+    parts = [segment(runner, str(i), i + 1, first=10 * i) for i in range(4)]
+    want = runner.run(parts)
+    got = runner.run(parts[::-1])
+    for one, other in zip(want, got[::-1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
