@@ -113,7 +113,8 @@ class ModelRunner:
                 step.begin()
                 return self._forward(step, step.inputs())
 
-            logits = self.graphs.run(step.kind, self.buffers.generation, play)
+            live = sum(len(s.tokens) for s in segments)
+            logits = self.graphs.run(step.kind, self.buffers.generation, play, live=live)
             step.hand_over_scores()
             # The next pass may write where these are.
             logits = logits.to(torch.float32, copy=True)
