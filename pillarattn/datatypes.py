@@ -23,8 +23,10 @@ def on_device(values: Any, device: torch.device | str) -> Tensor:
     device = torch.device(device)
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.int64, device=device)
-    # From pageable memory the copy would wait until all that was queued before it is done.
-    return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
+    # From pageable memory the copy would wait until all that was queued before it is done. The
+    # default device may be another than the host.
+    on_host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
+    return on_host.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

@@ -125,3 +125,17 @@ def test_integers_of_the_host_go_to_the_device_as_they_are():
     given = on_device([[1, 2], [3, 4]], "cpu")
     assert given.dtype == torch.int64
     assert given.tolist() == [[1, 2], [3, 4]]
+
+
+def test_integers_of_the_host_start_there_whatever_the_default_device_is(monkeypatch):
+    """Only the host's memory can be pinned."""
+    made = []
+
+    class Made:
+        def to(self, *_, **__):
+            return self
+
+    monkeypatch.setattr(torch, "tensor", lambda *_, **options: made.append(options) or Made())
+    on_device([1, 2], "cuda")
+    assert made[0]["device"] == "cpu"
+    assert made[0]["pin_memory"]

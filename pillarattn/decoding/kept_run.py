@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 
 class KeptRun:
@@ -12,28 +13,36 @@ class KeptRun:
     """
 
     def __init__(self) -> None:
-        self._key: Any = None
-        self._value: Any = None
+        self._held: tuple[Any, Any, Any] | None = None
 
     def take(self, key: Any) -> Any:
         """Return what is held under `key` and let go of it; None, and nothing is held, otherwise.
 
         What another kind of run left would stand beside its own.
         """
-        value = self._value if self._key == key else None
-        self.free()
-        return value
+        # A single step of the interpreter, so that two threads cannot both take it.
+        held = self.__dict__.pop("_held", None)
+        self._held = None
+        return held[1] if held is not None and held[0] == key else None
 
-    def keep(self, key: Any, value: Any) -> None:
-        """Hold `value`, instead of anything before."""
-        self._key, self._value = key, value
+    def keep(self, key: Any, value: Any, *, owner: Any) -> None:
+        """Hold `value`, instead of anything before, as long as `owner` lives."""
+        # The end of an owner must not keep this object, nor end what another one has left.
+        mine = ref(self)
+        self._held = key, value, ref(owner, lambda one: _let_go(mine(), one))
 
     def free(self) -> None:
         """Let go of everything."""
-        self._key = self._value = None
+        self._held = None
 
     def __reduce__(self) -> tuple[type[KeptRun], tuple[()]]:
         return KeptRun, ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeptRun:
         return KeptRun()
+
+
+def _let_go(kept: KeptRun | None, owner: Any) -> None:
+    held = None if kept is None else kept.__dict__.get("_held")
+    if kept is not None and held is not None and held[2] is owner:
+        kept.free()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,18 +32,19 @@ def keys_attended(
         return [(0.0, 0.0)] * len(bases)
     layers = [i for i, layer in enumerate(cache.layers) if layer.lengths is not None]
     never = float("inf")
+    # The default device may be a GPU, where each of these few numbers would be a launch.
+    on_host: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
     windows = torch.tensor(
-        [never if (w := cache.layers[i].window) is None else w for i in layers],
-        dtype=torch.float64,
+        [never if (w := cache.layers[i].window) is None else w for i in layers], **on_host
     )
-    kept = torch.full((len(layers), len(bases)), never, dtype=torch.float64)
+    kept = torch.full((len(layers), len(bases)), never, **on_host)
     if selections:
         places = {layer: place for place, layer in enumerate(layers)}
-        rows = torch.tensor([places[layer] for layer in selections])
+        rows = torch.tensor([places[layer] for layer in selections], device="cpu")
         # One transfer from the device for all layers.
         kept[rows] = _mean_counts(list(selections.values())).cpu().double()
-    base = torch.tensor(bases, dtype=torch.float64)
-    length = base + torch.tensor(passes, dtype=torch.float64)
+    base = torch.tensor(bases, **on_host)
+    length = base + torch.tensor(passes, **on_host)
     # By layer, pass and row.
     visible = length.minimum(windows.view(-1, 1, 1))
     read = (kept.unsqueeze(1) + length - base).minimum(visible)

@@ -18,7 +18,7 @@ from pillarattn.patch.captured_passes import CapturedPasses, obstacle, rounded
 from pillarattn.patch.compat import Cache, DynamicCache, PreTrainedModel, cache_keyword
 from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.fused_layers import FusedLayers
-from pillarattn.patch.kept_passes import KeptPasses, kind_of
+from pillarattn.patch.kept_passes import KeptPasses, code_of, kind_of
 from pillarattn.patch.options import check_prompt
 from pillarattn.patch.static_cache import import_static, tokens_cached
 from pillarattn.patch.strict import check_products, check_strict
@@ -65,7 +65,14 @@ class Call:
         is_fresh = given is None or (type(given) is DynamicCache and not given.get_seq_length())
         if not is_fresh or self.returns_cache or not self.cuda_graphs:
             return None
-        return kind_of(self.model, self.input_ids, kernels=self.kernels, strict=self.strict)
+        return kind_of(
+            self.model, self.input_ids, kernels=self.kernels, strict=self.strict, code=self.code
+        )
+
+    @cached_property
+    def code(self) -> Any:
+        """See `code_of`."""
+        return code_of(self.model)
 
     def keep(self, target: HFTarget) -> None:
         """Leave to the next call what this one's target has recorded."""
@@ -75,7 +82,7 @@ class Call:
         if captured is not None and captured.reason is None:
             key = self.key, target.cache.limit
             joined = None if captured.fused is None else captured.fused.joined
-            self.kept.keep(key, KeptPasses(captured.rebound(None, None), joined))
+            self.kept.keep(key, KeptPasses(captured.rebound(None, None), joined), owner=self.model)
 
 
 def build_target(call: Call, *, sparse: bool, lockstep: bool) -> HFTarget | ForeignTarget:
@@ -168,7 +175,7 @@ def _capture(target: HFTarget, call: Call, earlier: KeptPasses | None) -> None:
         check_products(model, batch=call.input_ids.shape[0], width=call.width)
         cache.allocates_at_once = cache.attention.strict = True
     if call.cuda_graphs and fused is not None:
-        proven, strict = record.proven_passes, call.strict
+        proven, strict = record.proven_with(call.code), call.strict
         target.capture(lambda forward: CapturedPasses(forward, cache, proven, fused, strict=strict))
 
 

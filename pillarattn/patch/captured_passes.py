@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -35,6 +36,11 @@ LEAST_SPAN = 512
 # Largest gap between a replay and the same pass run eagerly, relative to the spread of the logits:
 # kernels may split a row at other places. In half precision the root mean square counts.
 EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
+
+# Hooks of these packages do nothing, or look at a first pass alone, unless a run asks for more.
+OWN = ("pillarattn", "transformers")
+# PyTorch records one graph at a time in a process; generations of other threads wait.
+_CAPTURE = Lock()
 
 Forward = Callable[[dict[str, Any], StepState, int], Tensor]
 
@@ -109,8 +115,9 @@ class CapturedPasses:
         self._kept: dict[Any, Recording] = {}
         # How often a verify pass of a width was wanted that has no recording.
         self._wanted: dict[int, int] = {}
-        self._memory: int | None = None
+        self._memory: tuple[int, ...] | None = None
         self._pool: Any = None
+        self._stream: Any = None
 
     def width_for(self, width: int, step: StepState) -> int:
         """Return how many tokens a pass of `width` should run with: more, where that is recorded.
@@ -209,8 +216,10 @@ class CapturedPasses:
         if most > capacity:
             # The buffers will move.
             return None
-        memory = max(
-            layer.key_buffer.data_ptr() for layer in layers if layer.key_buffer is not None
+        # All addresses: one layer's new buffer may lie where another's was.
+        memory = (
+            capacity,
+            *(layer.key_buffer.data_ptr() for layer in layers if layer.key_buffer is not None),
         )
         if memory != self._memory:
             self._kept.clear()
@@ -279,8 +288,16 @@ class CapturedPasses:
             # One pool for all: nothing that a replay leaves is wanted after the next pass. It ends
             # with the last of its graphs.
             self._pool = torch.cuda.graph_pool_handle()
+        if self._stream is None:
+            # Of the model's own device: work of another one would not be recorded.
+            self._stream = torch.cuda.Stream(recording.live.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with (
+            _CAPTURE,
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
+        ):
             self._play(recording)
         return graph.replay
 
@@ -361,10 +378,19 @@ def obstacle(model: Any, cache: PillarCache) -> str | None:
     """Return why no pass of `model` over `cache` can be recorded, or None."""
     if cache.state_layers:
         return "some layers keep recurrent states, which are put back by the host"
+    heard = next((n for n, m in model.named_modules() if _is_heard(m)), None)
+    if heard is not None:
+        return f"a forward hook of {heard or 'the model'} would not be called in a replayed pass"
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         return f"the weights are on {', '.join(sorted(map(str, devices)))}, not on one GPU"
     return None
+
+
+def _is_heard(module: Any) -> bool:
+    """Whether a user's hook listens to a module's calls: what it does may change at any time."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(str(getattr(hook, "__module__", "")).split(".")[0] not in OWN for hook in hooks)
 
 
 def rounded(length: int) -> int:

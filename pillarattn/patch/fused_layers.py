@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import unwrap
 from threading import Lock
 from typing import Any
 
@@ -32,6 +33,8 @@ KNOWN = {
     "transformers.models.qwen2.modeling_qwen2": "Qwen2DecoderLayer",
     "transformers.models.qwen3.modeling_qwen3": "Qwen3DecoderLayer",
 }
+# Where their code must come from: some libraries put their own into the class.
+SOURCES = ("torch", "transformers")
 PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
 GATE_LINEARS = ("gate_proj", "up_proj", "down_proj")
@@ -238,7 +241,10 @@ def _can_fuse(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     linears = [getattr(attention, name) for name in LINEARS]
     linears += [getattr(mlp, name) for name in GATE_LINEARS]
-    is_plain = all(type(linear) is nn.Linear for linear in linears)
+    # A weight of another kind, quantised or sharded, has products of its own.
+    is_plain = all(
+        type(linear) is nn.Linear and type(linear.weight) is nn.Parameter for linear in linears
+    )
     watched = any(
         module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
         for module in layer.modules()
@@ -250,10 +256,11 @@ def _can_fuse(layer: Any) -> bool:
 
 
 def _is_replaced(module: nn.Module) -> bool:
-    """Whether somebody else than a `FusedSwitch` has given a module a forward of its own."""
+    """Whether somebody else than a `FusedSwitch` has given a module, or its class, a forward."""
     own = vars(module).get("forward")
     is_ours = isinstance(getattr(getattr(own, "func", None), "__self__", None), FusedSwitch)
-    return own is not None and not is_ours
+    source = unwrap(type(module).forward).__module__
+    return (own is not None and not is_ours) or source.split(".")[0] not in SOURCES
 
 
 def _holds(held: Any, hidden: Tensor, head_dim: int) -> bool:

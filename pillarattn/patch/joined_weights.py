@@ -26,6 +26,8 @@ class JoinedWeights:
         size = sum(linear.weight.nbytes for group in groups for linear in group)
         if size > MOST_BYTES or (self._memory and len(self._memory) != len(groups)):
             return
+        if not all(map(_are_alike, groups)):
+            return
         with torch.no_grad():
             for place, group in enumerate(groups):
                 weight = torch.cat([linear.weight for linear in group])
@@ -54,3 +56,7 @@ class JoinedWeights:
             else:
                 torch.addmm(bias, rows, linear.weight.T, out=part)
         return out
+
+
+def _are_alike(group: list[nn.Linear]) -> bool:
+    return len({(linear.bias is None, linear.weight.dtype) for linear in group}) == 1

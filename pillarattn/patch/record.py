@@ -39,6 +39,7 @@ class PatchRecord:
         padding_reason: why prompts with padding are refused, or None.
         stores_latents: whether the cache holds what keys are made of, and not keys.
         proven_passes: kinds of recorded passes that were found equal to eager ones.
+        proven_code: what the model ran then.
     """
 
     configs: list[tuple[Any, Any]]
@@ -53,6 +54,7 @@ class PatchRecord:
     stores_latents: bool = False
     own_code: EagerSwitch = field(default_factory=EagerSwitch)
     proven_passes: set[Any] = field(default_factory=set)
+    proven_code: int | None = None
     fused: FusedSwitch = field(default_factory=FusedSwitch)
     users: int = 0
     originals: list[str] = field(default_factory=list)
@@ -100,6 +102,18 @@ class PatchRecord:
                 lockstep=self.lockstep,
                 **prepared,
             )
+
+    def proven_with(self, code: Any) -> set[Any]:
+        """Return the kinds of passes proven while the model ran `code`, to which runs add.
+
+        What was proven of other code says nothing any more. None proves nothing beyond a run.
+        """
+        if code is None:
+            return set()
+        if hash(code) != self.proven_code:
+            # No code is held itself: it may be of a kind that cannot be pickled.
+            self.proven_code, self.proven_passes = hash(code), set()
+        return self.proven_passes
 
     @contextmanager
     def active(self) -> Iterator[None]:

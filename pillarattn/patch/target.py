@@ -239,27 +239,35 @@ class HFTarget:
         self._states = self._block = None
 
     def _run(self, tokens: Tensor, step: StepState) -> Tensor:
-        wanted = width = tokens.shape[1]
-        if self._captured is not None:
-            width = self._captured.width_for(wanted, step)
-            tokens = torch.cat([tokens, tokens[:, -1:].expand(-1, width - wanted)], dim=1)
-        inputs = self.model.prepare_inputs_for_generation(
+        wanted = tokens.shape[1]
+        # A head that watches hidden states hears of no pass that is replayed.
+        captured = self._captured if self._tap is None else None
+        width = wanted if captured is None else captured.width_for(wanted, step)
+        inputs = self._inputs(tokens, width)
+        # Positions that the model counts by itself would be recorded with the first pass.
+        if captured is not None and "position_ids" in inputs:
+            logits = captured.run(inputs, step, width=width, kept=wanted)
+            if logits is not None:
+                self._check_layers(step)
+                return logits
+        if width != wanted:
+            inputs = self._inputs(tokens, wanted)
+        step.visited.clear()
+        logits = self._forward(inputs, step, wanted)
+        self._check_layers(step)
+        return logits.to(copy=True, dtype=torch.float32, device=tokens.device)
+
+    def _inputs(self, tokens: Tensor, width: int) -> dict[str, Any]:
+        """Return the model's inputs for a block; the last token fills up to `width`."""
+        if width > tokens.shape[1]:
+            filler = tokens[:, -1:].expand(-1, width - tokens.shape[1])
+            tokens = torch.cat([tokens, filler], dim=1)
+        inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
             tokens, is_first_iteration=False, **self._block_kwargs(width)
         )
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = width
-        # Positions that the model counts by itself would be recorded with the first pass, and a
-        # head that watches hidden states hears of none that is replayed.
-        if self._captured is not None and "position_ids" in inputs and self._tap is None:
-            logits = self._captured.run(inputs, step, width=width, kept=wanted)
-            if logits is not None:
-                self._check_layers(step)
-                return logits
-        step.visited.clear()
-        assert width == wanted
-        logits = self._forward(inputs, step, width)
-        self._check_layers(step)
-        return logits.to(copy=True, dtype=torch.float32, device=tokens.device)
+        return inputs
 
     def _forward(self, inputs: dict[str, Any], step: StepState, width: int) -> Tensor:
         """Run the model eagerly and return the logits of the last `width` tokens, `[B, Q, V]`."""

@@ -42,3 +42,10 @@ def test_never_more_than_there_is():
     chosen = {0: selection([[9, 9], [9, 9]])}
     read = keys_attended(cache_of([4, 4], [None]), [4, 4], chosen, [[1, 1]])
     assert read == [(5.0, 5.0)] * 2
+
+
+def test_they_are_counted_on_the_host_whatever_the_default_device_is():
+    cache, chosen = cache_of([20], [6]), {0: selection([[4, 4]])}
+    wanted = keys_attended(cache, [20], chosen, [[1], [2]])
+    with torch.device("meta"):
+        assert keys_attended(cache, [20], chosen, [[1], [2]]) == wanted

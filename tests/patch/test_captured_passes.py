@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import time
 import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from pillarattn.datatypes import LiveLengths, Phase, RowLengths, Selection
 from pillarattn.modules.step import StepState
 from pillarattn.patch import build_target, captured_passes
 from pillarattn.patch.captured_passes import CapturedPasses, obstacle
+from pillarattn.patch.kept_passes import code_of, kind_of
 from pillarattn.patch.static_selection import STEP, StaticSelection
 from pillarattn.patch.target import HFTarget
 
@@ -94,13 +99,22 @@ def test_the_next_call_goes_on_with_the_recordings_of_the_last(
         assert copied.kept.take(None) is None
 
 
-@pytest.mark.parametrize("change", ["batch", "longer", "weights", "hook", "free", "failed"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "batch", "longer", "weights", "hook", "other hook", "forward", "class", "switch", "config",
+        "strides", "free", "failed",
+    ],
+)  # fmt: skip
 def test_recordings_are_not_used_where_something_has_changed(
-    rehearsed, tiny_model, drafting, prompt, change
+    rehearsed, tiny_model, drafting, prompt, monkeypatch, change
 ):
     plain = tiny_model("llama")
     patched = pillarattn.patch(copy.deepcopy(plain))
     pillar, ids = drafting(), prompt(2, 20)
+    if change == "other hook":
+        patched.model.layers[0].register_forward_hook(lambda *_: None).remove()
+    patched.model.layers[1].mlp.scale = {"default": 1.0}
     patched.generate(ids, **NEW, assistant=pillar)
     new = dict(NEW)
     if change == "batch":
@@ -116,6 +130,22 @@ def test_recordings_are_not_used_where_something_has_changed(
     elif change == "hook":
         patched.model.layers[0].register_forward_hook(lambda m, i, out: out * 1.5)
         plain.model.layers[0].register_forward_hook(lambda m, i, out: out * 1.5)
+    elif change == "forward":
+        own = patched.model.layers[0].mlp.forward
+        patched.model.layers[0].mlp.forward = lambda rows: own(rows)
+    elif change == "class":
+        own = type(patched.model.layers[0].mlp).forward
+        monkeypatch.setattr(
+            type(patched.model.layers[0].mlp), "forward", lambda self, rows: own(self, rows)
+        )
+    elif change == "switch":
+        patched.model.layers[1].mlp.scale["default"] = 2.0
+    elif change == "config":
+        patched.set_attn_implementation("eager")
+    elif change == "strides":
+        for model in (plain, patched):
+            weight = model.model.layers[0].self_attn.o_proj.weight
+            weight.data = weight.data.t()
     elif change == "free":
         pillar.free()
     else:
@@ -317,3 +347,189 @@ def test_a_width_that_is_wanted_often_is_recorded():
     passes.cache.roll_back(RowLengths([9], "cpu"))
     passes.cache.update(torch.zeros(1, 2, 53, 16), torch.zeros(1, 2, 53, 16), 0)
     assert passes.width_for(2, step) == 2, "no room"
+
+
+def test_hooks_come_and_go_under_numbers_of_their_own(tiny_model):
+    """A new hook may lie where one lay that has gone."""
+    model = tiny_model("llama")
+    seen = set()
+    for _ in range(3):
+        handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+        seen.add(code_of(model))
+        handle.remove()
+    assert len(seen) == 3
+
+
+def test_a_model_that_a_user_listens_to_is_not_recorded(tiny_model):
+    """A replay calls nobody, and what a hook adds may be a number that changes."""
+    model, cache = tiny_model("llama"), pillarattn.PillarCache()
+    model(torch.ones(1, 2, dtype=torch.long), output_hidden_states=True)
+    assert "cpu" in obstacle(model, cache), "transformers listens when it is asked to"
+    handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: None)
+    assert "hook of model.layers.1.mlp would not be called" in obstacle(model, cache)
+    handle.remove()
+    model.register_forward_hook(print)
+    assert "hook of the model" in obstacle(model, cache)
+
+
+def test_adapters_that_are_switched_off_are_not_replayed(rehearsed, tiny_model, drafting, prompt):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(tiny_model("llama"), lora).eval()
+    pillarattn.patch(model)
+    pillar, ids = drafting(), prompt(2, 20)
+    model.generate(input_ids=ids, **NEW, assistant=pillar)
+    with model.disable_adapter():
+        out = model.generate(input_ids=ids, **NEW, assistant=pillar)
+        wanted = model.generate(input_ids=ids, **NEW)
+    assert torch.equal(out, wanted)
+    assert len(rehearsed) == 2
+    model.base_model.model.model.layers[0].self_attn.q_proj.scaling["default"] *= 3
+    model.generate(input_ids=ids, **NEW, assistant=pillar)
+    assert len(rehearsed) == 3
+
+
+def test_recordings_end_with_an_autocast_block(rehearsed, tiny_model, drafting, prompt):
+    """Its copies of weights are freed with it, and a recording would go on reading them."""
+    patched = pillarattn.patch(tiny_model("llama").bfloat16())
+    pillar, ids = drafting(), prompt(1, 20)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            patched.generate(ids, **NEW, assistant=pillar)
+    assert len(rehearsed) == 2
+    assert pillar.kept.take(None) is None
+    patched.generate(ids, **NEW, assistant=pillar)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        patched.generate(ids, **NEW, assistant=pillar)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert len(rehearsed) == 4
+
+
+def test_weights_that_are_more_than_one_tensor_are_not_recorded_for_later(
+    rehearsed, tiny_model, prompt
+):
+    """Quantised and sharded weights hide their memory in tensors of other types."""
+    two_tensor = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
+    model, asked = tiny_model("llama"), {"kernels": "auto", "strict": False}
+    assert kind_of(model, prompt(1, 9), **asked, code=code_of(model)) is not None
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.weight = torch.nn.Parameter(two_tensor(layer.weight.data, layer.weight.data.clone()))
+    assert kind_of(model, prompt(1, 9), **asked, code=code_of(model)) is None
+
+
+def test_what_was_proven_of_other_code_is_proven_again(rehearsed, tiny_model, drafting, prompt):
+    patched = pillarattn.patch(tiny_model("llama"))
+    ids = prompt(2, 20)
+    patched.generate(ids, **NEW, assistant=drafting())
+    record = patched.pillarattn_record
+    proven = record.proven_passes
+    assert proven
+    patched.generate(ids, **NEW, assistant=drafting())
+    assert record.proven_passes is proven
+    patched.to(torch.float64)
+    assert record.proven_with(code_of(patched)) == set()
+    patched.generate(ids, **NEW, assistant=drafting())
+    assert record.proven_passes == proven
+    assert record.proven_passes is not proven
+    pickle.dumps(patched)
+
+
+def test_a_generator_lets_go_of_a_model_that_has_gone(rehearsed, tiny_model, drafting, prompt):
+    patched = pillarattn.patch(tiny_model("llama"))
+    pillar, ids = drafting(), prompt(2, 20)
+    patched.generate(ids, **NEW, assistant=pillar)
+    assert pillar.kept._held is not None
+    gone = weakref.ref(patched)
+    rehearsed.clear()
+    del patched
+    gc.collect()
+    assert gone() is None
+    assert pillar.kept._held is None, "its memory would wait for a model that never comes"
+
+
+def test_a_wider_pass_that_fails_runs_eagerly_as_wide_as_it_was(
+    rehearsed, pair, drafting, prompt, monkeypatch
+):
+    plain, patched = pair()
+    monkeypatch.setattr(captured_passes, "RARE", 99)
+    ids = prompt(2, 20)
+    fill, widened = CapturedPasses._fill, []
+
+    def full(self, recording, inputs, step, base):
+        if widened:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        fill(self, recording, inputs, step, base)
+
+    width_for = CapturedPasses.width_for
+
+    def asked(self, width, step):
+        found = width_for(self, width, step)
+        if found > width:
+            widened.append(found)
+        return found
+
+    monkeypatch.setattr(CapturedPasses, "_fill", full)
+    monkeypatch.setattr(CapturedPasses, "width_for", asked)
+    with pytest.warns(RuntimeWarning, match="out of memory"):
+        out = patched.generate(ids, **NEW, assistant=drafting())
+    assert widened
+    assert torch.equal(out, plain.generate(ids, **NEW))
+
+
+def test_buffers_that_move_to_where_others_were_are_noticed():
+    passes = CapturedPasses(None, pillarattn.PillarCache(limit=64), set())
+    for layer in range(2):
+        passes.cache.update(torch.zeros(1, 2, 9, 16), torch.zeros(1, 2, 9, 16), layer)
+    first, second = passes.cache.layers
+    memory = torch.zeros(3, *first.key_buffer.shape)
+    first.key_buffer, second.key_buffer = memory[0], memory[2]
+    step, ids = StepState(Phase.VERIFY), {"input_ids": torch.zeros(1, 2, dtype=torch.long)}
+    assert passes._key(ids, step, 2) is not None
+    passes._kept["one"] = None
+    assert passes._key(ids, step, 2) is not None
+    assert passes._kept
+    # The highest address stays in use, by the other layer.
+    first.key_buffer, second.key_buffer = memory[2], memory[1]
+    passes._key(ids, step, 2)
+    assert not passes._kept
+
+
+def test_graphs_are_recorded_one_at_a_time_on_the_device_of_the_model(monkeypatch):
+    """A stream of the current device, which may be another one, would record nothing."""
+    streams, running = [], []
+
+    class Graph:
+        def __init__(self, graph, *, pool, stream, capture_error_mode):
+            streams.append(stream)
+
+        def __enter__(self):
+            running.append(1)
+            assert len(running) == 1, "PyTorch records one graph at a time"
+            time.sleep(0.01)
+
+        def __exit__(self, *_):
+            running.pop()
+
+    class FakeCUDAGraph:
+        replay = None
+
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeCUDAGraph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: ("stream", device))
+    monkeypatch.setattr(CapturedPasses, "_play", lambda *_: None)
+    live = LiveLengths([9], "cpu")
+    live.device = torch.device("cuda:1")
+
+    def record():
+        passes = CapturedPasses(None, pillarattn.PillarCache(), set())
+        for _ in range(2):
+            held = captured_passes.Recording(5, {}, live, StepState(Phase.VERIFY), None)
+            passes._record(held)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(record) for _ in range(4)]:
+            done.result()
+    assert streams == [("stream", torch.device("cuda:1"))] * 8

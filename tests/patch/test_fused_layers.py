@@ -116,16 +116,23 @@ def test_passes_of_two_caches_share_a_model(pair, prompt):
     assert all("forward" not in vars(layer) for layer in patched.model.layers)
 
 
-@pytest.mark.parametrize("change", ["hook", "forward", "linear", "act", "extra"])
-def test_layers_that_were_changed_are_left_alone(tiny_model, change):
+@pytest.mark.parametrize("change", ["hook", "forward", "class", "linear", "weight", "act", "extra"])
+def test_layers_that_were_changed_are_left_alone(tiny_model, monkeypatch, change):
     patched = pillarattn.patch(tiny_model("llama"))
     layer = patched.model.layers[1]
     if change == "hook":
         layer.mlp.register_forward_hook(lambda *_: None)
     elif change == "forward":
         layer.self_attn.forward = layer.self_attn.forward
+    elif change == "class":
+        own = type(layer.mlp).forward
+        monkeypatch.setattr(type(layer.mlp), "forward", lambda self, rows: 2 * own(self, rows))
     elif change == "linear":
         layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj)
+    elif change == "weight":
+        kind = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
+        weight = layer.mlp.up_proj.weight.data
+        layer.mlp.up_proj.weight = nn.Parameter(kind(weight, weight.clone()))
     elif change == "act":
         layer.mlp.act_fn = nn.GELU()
     else:
@@ -188,6 +195,18 @@ def test_joined_weights_are_copied_anew_to_where_they_were(biased):
     assert not torch.equal(apart, again)
     torch.testing.assert_close(joined.outputs(linears, rows), again)
     assert joined._memory[0][0].data_ptr() == place
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_layers_of_which_one_has_a_bias_stay_apart(first):
+    linears = [nn.Linear(6, 4), nn.Linear(6, 2, bias=False)]
+    linears = [linears[first], linears[1 - first]]
+    rows = torch.randn(3, 6)
+    joined = JoinedWeights()
+    joined.fill([linears])
+    with torch.no_grad():
+        apart = torch.cat([linear(rows) for linear in linears], dim=1)
+        torch.testing.assert_close(joined.outputs(linears, rows), apart)
 
 
 @pytest.mark.parametrize("biased", [False, True])
