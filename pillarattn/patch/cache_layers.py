@@ -38,8 +38,8 @@ class PillarCacheLayer(ContiguousLayer, CacheLayerMixin):
 
     @property
     def is_initialized(self) -> bool:
-        """Whether the buffers exist."""
-        return self.key_buffer is not None
+        """Whether tokens were ever written: a cache that begins anew may have its buffers yet."""
+        return self.lengths is not None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: `append` allocates."""

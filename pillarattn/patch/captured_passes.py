@@ -41,6 +41,8 @@ EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
 OWN = ("pillarattn", "transformers")
 # PyTorch records one graph at a time in a process; generations of other threads wait.
 _CAPTURE = Lock()
+# One a device, for good: products keep memory of their own for each stream that they ever ran on.
+_STREAMS: dict[torch.device, Any] = {}
 
 Forward = Callable[[dict[str, Any], StepState, int], Tensor]
 
@@ -117,7 +119,6 @@ class CapturedPasses:
         self._wanted: dict[int, int] = {}
         self._memory: tuple[int, ...] | None = None
         self._pool: Any = None
-        self._stream: Any = None
 
     def width_for(self, width: int, step: StepState) -> int:
         """Return how many tokens a pass of `width` should run with: more, where that is recorded.
@@ -288,17 +289,18 @@ class CapturedPasses:
             # One pool for all: nothing that a replay leaves is wanted after the next pass. It ends
             # with the last of its graphs.
             self._pool = torch.cuda.graph_pool_handle()
-        if self._stream is None:
-            # Of the model's own device: work of another one would not be recorded.
-            self._stream = torch.cuda.Stream(recording.live.device)
-        graph = torch.cuda.CUDAGraph()
-        with (
-            _CAPTURE,
-            torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ),
-        ):
-            self._play(recording)
+        graph, device = torch.cuda.CUDAGraph(), recording.live.device
+        with _CAPTURE:
+            if device not in _STREAMS:
+                # Of the model's own device: work of another one would not be recorded.
+                _STREAMS[device] = torch.cuda.Stream(device)
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=_STREAMS[device],
+                capture_error_mode="thread_local",
+            ):
+                self._play(recording)
         return graph.replay
 
     def _hand_over(

@@ -77,7 +77,8 @@ def check_products(model: nn.Module, *, batch: int, width: int) -> None:
         UnsupportedOptionError: they do not; says what to set.
     """
     seen: set[tuple[torch.Size, bool]] = set()
-    generator = torch.Generator(device="cuda").manual_seed(20251130)
+    device = next(model.parameters()).device
+    generator = torch.Generator(device=device).manual_seed(20251130)
     for module in model.modules():
         if type(module) is not nn.Linear:
             continue
@@ -86,7 +87,7 @@ def check_products(model: nn.Module, *, batch: int, width: int) -> None:
             continue
         seen.add(kind)
         rows = torch.randn(
-            batch * width, module.in_features, generator=generator, device=module.weight.device
+            batch * width, module.in_features, generator=generator, device=device
         ).to(module.weight.dtype)
         with torch.no_grad():
             whole, apart = module(rows), module(rows[::width].contiguous())

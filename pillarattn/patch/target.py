@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pillarattn.datatypes import Phase, RowLengths
 from pillarattn.decoding.target import HiddenStates
-from pillarattn.errors import UnsupportedModelError
+from pillarattn.errors import UnsupportedModelError, UnsupportedOptionError
 from pillarattn.kernels.workspace import Workspace
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.step import StepState
@@ -98,7 +98,16 @@ class HFTarget:
         return self._hidden
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        """Keep hidden states from now on; `close` ends it."""
+        """Keep hidden states from now on; `close` ends it.
+
+        Raises:
+            UnsupportedOptionError: the passes that would be watched must be replayed.
+        """
+        if self._captured is not None and self._captured.strict:
+            raise UnsupportedOptionError(
+                "strict=True replays every verify pass, and this drafter watches hidden states, "
+                "which no replay hands out; use another drafter, or strict=False"
+            )
         if self._tap is not None:
             self._tap.close()
         self._tap = HiddenTap(self.model, layers)

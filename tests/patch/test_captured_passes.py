@@ -518,7 +518,9 @@ def test_graphs_are_recorded_one_at_a_time_on_the_device_of_the_model(monkeypatc
     monkeypatch.setattr(torch.cuda, "graph", Graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeCUDAGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: ("stream", device))
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or object())
+    monkeypatch.setattr(captured_passes, "_STREAMS", {})
     monkeypatch.setattr(CapturedPasses, "_play", lambda *_: None)
     live = LiveLengths([9], "cpu")
     live.device = torch.device("cuda:1")
@@ -532,4 +534,17 @@ def test_graphs_are_recorded_one_at_a_time_on_the_device_of_the_model(monkeypatc
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(record) for _ in range(4)]:
             done.result()
-    assert streams == [("stream", torch.device("cuda:1"))] * 8
+    assert made == [torch.device("cuda:1")]
+    assert len(streams) == 8
+    assert set(streams) == set(captured_passes._STREAMS.values())
+
+
+def test_a_kept_cache_looks_new_to_a_model(rehearsed, pair, drafting, prompt):
+    """Some models let a first pass look ahead, and tell it by the cache."""
+    _, patched = pair()
+    pillar, ids = drafting(), prompt(2, 20)
+    patched.generate(ids, **NEW, assistant=pillar)
+    cache = pillar.kept._held[1].restart()
+    assert not cache.is_initialized
+    assert cache.get_seq_length() == 0
+    assert all(layer.keys is None for layer in cache.layers)

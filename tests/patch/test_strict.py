@@ -10,7 +10,9 @@ import pillarattn
 from pillarattn.errors import UnsupportedOptionError
 from pillarattn.kernels import verify_attention
 from pillarattn.patch import strict
+from pillarattn.patch.captured_passes import CapturedPasses
 from pillarattn.patch.strict import check_products, check_strict, strict_products
+from pillarattn.patch.target import HFTarget
 
 NEW = {"max_new_tokens": 8, "do_sample": False}
 
@@ -39,10 +41,28 @@ def test_reference_kernels_are_refused(rehearsed, pair, drafting, prompt):
         verify_attention(query, query, query, lengths=torch.tensor([1]), strict=True)
 
 
+def test_drafters_that_watch_hidden_states_are_refused(pair, prompt, monkeypatch):
+    """Their passes run eagerly, whose rounding differs."""
+    _, patched = pair()
+    target = HFTarget(
+        patched, prompt(1, 9), generation_config=patched.generation_config, model_kwargs={},
+        cache=pillarattn.PillarCache(),
+    )  # fmt: skip
+    strict_passes = CapturedPasses(None, target.cache, set(), strict=True)
+    target.capture(lambda _: strict_passes)
+    with pytest.raises(UnsupportedOptionError, match="watches hidden states"):
+        target.watch((0,))
+    target.close()
+    assert not any(module._forward_hooks for module in patched.modules())
+    target.watch((0,))
+    target.close()
+
+
 def test_products_are_tried_once_a_shape(monkeypatch):
-    """A layer whose sums depend on the number of rows is found, and the message names it."""
-    made = torch.Generator
-    monkeypatch.setattr(strict.torch, "Generator", lambda device: made())
+    """A layer whose sums depend on the number of rows is found, and the message names it.
+
+    Numbers are drawn where the model is, which need not be the current device.
+    """
 
     class Uneven(nn.Linear):
         calls = 0
