@@ -380,8 +380,8 @@ def obstacle(model: Any, cache: PillarCache) -> str | None:
     """Return why no pass of `model` over `cache` can be recorded, or None."""
     if cache.state_layers:
         return "some layers keep recurrent states, which are put back by the host"
-    heard = next((n for n, m in model.named_modules() if _is_heard(m)), None)
-    if heard is not None:
+    if any(map(_is_heard, model.modules())):
+        heard = next(name for name, module in model.named_modules() if _is_heard(module))
         return f"a forward hook of {heard or 'the model'} would not be called in a replayed pass"
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
@@ -389,10 +389,10 @@ def obstacle(model: Any, cache: PillarCache) -> str | None:
     return None
 
 
-def _is_heard(module: Any) -> bool:
-    """Whether a user's hook listens to a module's calls: what it does may change at any time."""
+def users_hooks(module: Any) -> list[Any]:
+    """Return the hooks of others on a module's calls: what they do may change at any time."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return any(str(getattr(hook, "__module__", "")).split(".")[0] not in OWN for hook in hooks)
+    return [h for h in hooks if str(getattr(h, "__module__", "")).split(".")[0] not in OWN]
 
 
 def rounded(length: int) -> int:

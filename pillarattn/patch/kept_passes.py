@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from pillarattn.patch.cache_adapter import PillarCache
-from pillarattn.patch.captured_passes import CapturedPasses, obstacle
+from pillarattn.patch.captured_passes import CapturedPasses, obstacle, users_hooks
 from pillarattn.patch.joined_weights import JoinedWeights
 
 # Modules that a setting cannot change, so that most of a model need not be looked into.
@@ -85,8 +85,8 @@ def code_of(model: Any) -> Any:
 
 def _part_of(module: Any, own: dict[str, Any]) -> Any:
     kind = type(module)
-    hooks = (*module._forward_hooks, *module._forward_pre_hooks)
     settings = () if kind in STATELESS else _plain({n: own[n] for n in own.keys() - _INTERNAL})
+    hooks = tuple(map(id, users_hooks(module)))
     return kind, kind.forward, module.training, hooks, settings
 
 
@@ -97,7 +97,9 @@ def _is_replaced(module: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting in a hashable form; of objects only that they are there."""
+    """Return a setting in a hashable form; of a tensor its place, of objects nothing."""
+    if type(value) is Tensor:
+        return value.data_ptr(), value.dtype, value.shape, value.stride()
     if isinstance(value, dict):
         return frozenset((repr(name), _plain(one)) for name, one in value.items())
     if isinstance(value, (list, tuple)):

@@ -16,6 +16,7 @@ from transformers import StoppingCriteriaList
 
 import pillarattn
 from pillarattn.datatypes import LiveLengths, Phase, RowLengths, Selection
+from pillarattn.evaluation.batch_timing import timed_batch
 from pillarattn.modules.step import StepState
 from pillarattn.patch import build_target, captured_passes
 from pillarattn.patch.captured_passes import CapturedPasses, obstacle
@@ -102,8 +103,8 @@ def test_the_next_call_goes_on_with_the_recordings_of_the_last(
 @pytest.mark.parametrize(
     "change",
     [
-        "batch", "longer", "weights", "hook", "other hook", "forward", "class", "switch", "config",
-        "strides", "free", "failed",
+        "batch", "longer", "weights", "hook", "other hook", "forward", "class", "switch", "vector",
+        "config", "strides", "free", "failed",
     ],
 )  # fmt: skip
 def test_recordings_are_not_used_where_something_has_changed(
@@ -114,7 +115,8 @@ def test_recordings_are_not_used_where_something_has_changed(
     pillar, ids = drafting(), prompt(2, 20)
     if change == "other hook":
         patched.model.layers[0].register_forward_hook(lambda *_: None).remove()
-    patched.model.layers[1].mlp.scale = {"default": 1.0}
+    mlp = patched.model.layers[1].mlp
+    mlp.scale, mlp.vector = {"default": 1.0}, torch.zeros(64)
     patched.generate(ids, **NEW, assistant=pillar)
     new = dict(NEW)
     if change == "batch":
@@ -139,7 +141,9 @@ def test_recordings_are_not_used_where_something_has_changed(
             type(patched.model.layers[0].mlp), "forward", lambda self, rows: own(self, rows)
         )
     elif change == "switch":
-        patched.model.layers[1].mlp.scale["default"] = 2.0
+        mlp.scale["default"] = 2.0
+    elif change == "vector":
+        mlp.vector = torch.ones(64)
     elif change == "config":
         patched.set_attn_implementation("eager")
     elif change == "strides":
@@ -548,3 +552,13 @@ def test_a_kept_cache_looks_new_to_a_model(rehearsed, pair, drafting, prompt):
     assert not cache.is_initialized
     assert cache.get_seq_length() == 0
     assert all(layer.keys is None for layer in cache.layers)
+
+
+def test_a_timers_hook_does_not_end_recordings(rehearsed, pair, drafting, prompt):
+    """`bench generate` notes the end of the prompt by a hook, each time a new one."""
+    _, patched = pair()
+    pillar, ids = drafting(), prompt(2, 20)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for _ in range(3):
+        timed_batch(patched, inputs, end_tokens=frozenset(), **NEW, assistant=pillar)
+    assert len(rehearsed) == 1
