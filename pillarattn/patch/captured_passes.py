@@ -380,8 +380,8 @@ def obstacle(model: Any, cache: PillarCache) -> str | None:
     """Return why no pass of `model` over `cache` can be recorded, or None."""
     if cache.state_layers:
         return "some layers keep recurrent states, which are put back by the host"
-    if any(map(_is_heard, model.modules())):
-        heard = next(name for name, module in model.named_modules() if _is_heard(module))
+    if any(map(users_hooks, model.modules())):
+        heard = next(name for name, module in model.named_modules() if users_hooks(module))
         return f"a forward hook of {heard or 'the model'} would not be called in a replayed pass"
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
@@ -389,10 +389,15 @@ def obstacle(model: Any, cache: PillarCache) -> str | None:
     return None
 
 
-def users_hooks(module: Any) -> list[Any]:
-    """Return the hooks of others on a module's calls: what they do may change at any time."""
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return [h for h in hooks if str(getattr(h, "__module__", "")).split(".")[0] not in OWN]
+def users_hooks(module: Any) -> list[int]:
+    """Return the numbers of others' hooks on a module's calls: what they do may change."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return [
+        number
+        for held in hooks
+        for number, hook in held.items()
+        if str(getattr(hook, "__module__", "")).split(".")[0] not in OWN
+    ]
 
 
 def rounded(length: int) -> int:

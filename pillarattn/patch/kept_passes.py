@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.captured_passes import CapturedPasses, obstacle, users_hooks
+from pillarattn.patch.fused_layers import is_switch
 from pillarattn.patch.joined_weights import JoinedWeights
 
 # Modules that a setting cannot change, so that most of a model need not be looked into.
@@ -74,8 +75,9 @@ def code_of(model: Any) -> Any:
     """
     parts, configs = [], {}
     for module in model.modules():
-        own = vars(module)
-        if _is_replaced(module):
+        # A copy: other threads put forwards in and take them out.
+        own = dict(vars(module))
+        if _is_replaced(module, own.pop("forward", None)):
             return None
         parts.append(_part_of(module, own))
         configs.update({id(v): v for v in own.values() if isinstance(v, PreTrainedConfig)})
@@ -86,14 +88,15 @@ def code_of(model: Any) -> Any:
 def _part_of(module: Any, own: dict[str, Any]) -> Any:
     kind = type(module)
     settings = () if kind in STATELESS else _plain({n: own[n] for n in own.keys() - _INTERNAL})
-    hooks = tuple(map(id, users_hooks(module)))
+    hooks = tuple(users_hooks(module))
     return kind, kind.forward, module.training, hooks, settings
 
 
-def _is_replaced(module: Any) -> bool:
+def _is_replaced(module: Any, own: Any) -> bool:
     """Whether a module has a forward of its own: another one may come to lie where it was."""
-    own = vars(module).get("forward")
-    return own is not None and getattr(own, "__func__", None) is not type(module).forward
+    if own is None or is_switch(own):
+        return False
+    return getattr(own, "__func__", None) is not type(module).forward
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from pillarattn.evaluation.batch_timing import timed_batch
 from pillarattn.modules.step import StepState
 from pillarattn.patch import build_target, captured_passes
 from pillarattn.patch.captured_passes import CapturedPasses, obstacle
+from pillarattn.patch.fused_layers import FusedLayers
 from pillarattn.patch.kept_passes import code_of, kind_of
 from pillarattn.patch.static_selection import STEP, StaticSelection
 from pillarattn.patch.target import HFTarget
@@ -562,3 +563,24 @@ def test_a_timers_hook_does_not_end_recordings(rehearsed, pair, drafting, prompt
     for _ in range(3):
         timed_batch(patched, inputs, end_tokens=frozenset(), **NEW, assistant=pillar)
     assert len(rehearsed) == 1
+
+
+def test_what_a_model_runs_is_told_while_other_threads_switch_fused_layers_on(tiny_model):
+    patched = pillarattn.patch(tiny_model("llama"))
+    switch, alone = patched.pillarattn_record.fused, code_of(patched)
+    ended = []
+
+    def flicker():
+        fused = FusedLayers(patched, pillarattn.PillarCache(), switch)
+        while not ended:
+            with switch.on(fused):
+                pass
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(flicker)
+        try:
+            found = {code_of(patched) for _ in range(200)}
+        finally:
+            ended.append(True)
+        other.result()
+    assert found == {alone}
