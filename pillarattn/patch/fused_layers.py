@@ -50,18 +50,21 @@ class FusedSwitch:
 
     Attributes:
         users: what runs fused, by the identity of its cache.
+        replaced: modules with fused code in front.
     """
 
     users: dict[int, FusedLayers] = field(default_factory=dict)
+    replaced: list[Any] = field(default_factory=list)
 
     @contextmanager
     def on(self, fused: FusedLayers) -> Iterator[None]:
         """Let the passes over the cache of `fused` run it inside."""
-        modules = fused.modules
         with _LOCK:
-            if not self.users:
-                for module in modules:
+            # Not all users need fuse the same: what one of them listens to, another leaves alone.
+            for module in fused.modules:
+                if not is_switch(vars(module).get("forward")):
                     module.forward = partial(self.dispatch, module, module.forward)
+                    self.replaced.append(module)
             self.users[id(fused.cache)] = fused
         try:
             yield
@@ -69,13 +72,14 @@ class FusedSwitch:
             with _LOCK:
                 del self.users[id(fused.cache)]
                 if not self.users:
-                    for module in modules:
+                    for module in self.replaced:
                         vars(module).pop("forward", None)
+                    self.replaced.clear()
 
     def dispatch(self, module: Any, original: Any, *arguments: Any, **kwargs: Any) -> Any:
         """Run a module's call, fused where it belongs to a pass that wants it."""
         fused = self.users.get(id(find_cache()))
-        if fused is None:
+        if fused is None or id(module) not in fused.own:
             return original(*arguments, **kwargs)
         return fused.run(module, original, *arguments, **kwargs)
 
@@ -94,6 +98,7 @@ class FusedLayers:
     Attributes:
         layers: those that are fused; none if one of them cannot be.
         last_norm: the norm after them, likewise, or None.
+        own: the identities of both.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class FusedLayers:
         found = [module for module in model.modules() if _is_known(module)]
         self.layers = found if all(map(_can_fuse, found)) else []
         self.last_norm = _last_norm(model) if self.layers else None
+        self.own = set(map(id, self.modules))
         groups = [group for layer in self.layers for group in _groups(layer)] if joins else []
         self.joined = joined or JoinedWeights()
         self.joined.fill(groups)
@@ -258,9 +264,13 @@ def _can_fuse(layer: Any) -> bool:
 def _is_replaced(module: nn.Module) -> bool:
     """Whether somebody else than a `FusedSwitch` has given a module, or its class, a forward."""
     own = vars(module).get("forward")
-    is_ours = isinstance(getattr(getattr(own, "func", None), "__self__", None), FusedSwitch)
     source = unwrap(type(module).forward).__module__
-    return (own is not None and not is_ours) or source.split(".")[0] not in SOURCES
+    return (own is not None and not is_switch(own)) or source.split(".")[0] not in SOURCES
+
+
+def is_switch(forward: Any) -> bool:
+    """Whether a forward is one that a `FusedSwitch` has given for a while."""
+    return isinstance(getattr(getattr(forward, "func", None), "__self__", None), FusedSwitch)
 
 
 def _holds(held: Any, hidden: Tensor, head_dim: int) -> bool:

@@ -116,6 +116,25 @@ def test_passes_of_two_caches_share_a_model(pair, prompt):
     assert all("forward" not in vars(layer) for layer in patched.model.layers)
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_runs_that_fuse_and_runs_that_do_not_take_turns(tiny_model, last):
+    """One of them came while another run listened to a layer."""
+    patched = pillarattn.patch(tiny_model("llama"))
+    fused = fused_of(patched)
+    handle = patched.model.layers[1].register_forward_hook(lambda *_: None)
+    apart = fused_of(patched)
+    handle.remove()
+    assert fused.layers
+    assert not apart.layers
+    runs = [fused.active(), apart.active()]
+    for run_of in runs if last else reversed(runs):
+        run_of.__enter__()
+    for run_of in reversed(runs) if not last else runs:
+        assert all("forward" in vars(layer) for layer in patched.model.layers)
+        run_of.__exit__(None, None, None)
+    assert all("forward" not in vars(module) for module in patched.modules())
+
+
 @pytest.mark.parametrize("change", ["hook", "forward", "class", "linear", "weight", "act", "extra"])
 def test_layers_that_were_changed_are_left_alone(tiny_model, monkeypatch, change):
     patched = pillarattn.patch(tiny_model("llama"))
