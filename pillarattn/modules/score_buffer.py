@@ -102,8 +102,9 @@ def _pooled_in_place(scored: list[ScoredLayer], counted: list[int], end: int) ->
     _, heads, queries, _ = scored[0].row_scores.shape
     if any(not 1 <= count <= queries for count in counted):
         raise ValueError(f"rows must be in 1..{queries}, got {counted}")
-    # The default dtype is the caller's, who may have set it to that of a model.
-    pooled = torch.empty(len(scored), batch, heads, end, dtype=torch.float32)
+    # Default dtype and device are the caller's, who may have set them to those of a model.
+    device = scored[0].row_scores.device
+    pooled = torch.empty(len(scored), batch, heads, end, dtype=torch.float32, device=device)
     for layer, into in zip(scored, pooled, strict=True):
         for row, (count, length) in enumerate(zip(counted, layer.lengths.host, strict=True)):
             lines = layer.row_scores[row, :, :count, :end].float()

@@ -14,11 +14,12 @@ from pillarattn.errors import UnsupportedOptionError
 from pillarattn.kernels.dispatch import choose
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.patch.cache_adapter import PillarCache
-from pillarattn.patch.captured_passes import CapturedPasses, obstacle, rounded
+from pillarattn.patch.captured_passes import CapturedPasses, rounded
 from pillarattn.patch.compat import Cache, DynamicCache, PreTrainedModel, cache_keyword
 from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.fused_layers import FusedLayers
 from pillarattn.patch.kept_passes import KeptPasses, code_of, kind_of
+from pillarattn.patch.obstacle import obstacle
 from pillarattn.patch.options import check_prompt
 from pillarattn.patch.static_cache import import_static, tokens_cached
 from pillarattn.patch.strict import check_products, check_strict

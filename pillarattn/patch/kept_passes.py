@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from pillarattn.patch.cache_adapter import PillarCache
-from pillarattn.patch.captured_passes import CapturedPasses, obstacle, users_hooks
+from pillarattn.patch.captured_passes import CapturedPasses
 from pillarattn.patch.fused_layers import is_switch
 from pillarattn.patch.joined_weights import JoinedWeights
+from pillarattn.patch.obstacle import obstacle, users_hooks
 
 # Modules that a setting cannot change, so that most of a model need not be looked into.
 STATELESS = (nn.Linear, nn.Embedding, nn.Identity, nn.SiLU, nn.ModuleList)

@@ -64,7 +64,7 @@ class ProcessorRule:
             # Rows that stand elsewhere take part with some logits of theirs; the result is dropped.
             column = [min(max(length - start, 0), columns - 1) for start in starts]
             here = [row for row, start in enumerate(starts) if start + column[row] == length]
-            raw = logits[torch.arange(batch), column]
+            raw = logits[torch.arange(batch, device=logits.device), column]
             scores = self._at_length(history, length, raw, here)
             for row in here:
                 processed[row, column[row]] = scores[row]

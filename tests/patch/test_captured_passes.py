@@ -19,9 +19,10 @@ from pillarattn.datatypes import LiveLengths, Phase, RowLengths, Selection
 from pillarattn.evaluation.batch_timing import timed_batch
 from pillarattn.modules.step import StepState
 from pillarattn.patch import build_target, captured_passes
-from pillarattn.patch.captured_passes import CapturedPasses, obstacle
+from pillarattn.patch.captured_passes import CapturedPasses
 from pillarattn.patch.fused_layers import FusedLayers
 from pillarattn.patch.kept_passes import code_of, kind_of
+from pillarattn.patch.obstacle import obstacle
 from pillarattn.patch.static_selection import STEP, StaticSelection
 from pillarattn.patch.target import HFTarget
 

@@ -104,3 +104,20 @@ def test_kernels_that_do_not_exist_are_refused_before_compute(model):
         )
     hook.remove()
     assert not calls
+
+
+@pytest.mark.parametrize("options", [{}, {"drafter": ("ngram", "sparse")}, {"strategy": "h2o"}])
+def test_the_default_device_may_be_another_than_the_models(
+    pair, drafting, prompt, monkeypatch, options
+):
+    plain, patched = pair()
+    ids = prompt(2, 20)
+    decode = pillarattn.SelfSpeculativeGenerator.__call__
+
+    def elsewhere(*arguments, **prepared):
+        with torch.device("meta"):
+            return decode(*arguments, **prepared)
+
+    monkeypatch.setattr(pillarattn.SelfSpeculativeGenerator, "__call__", elsewhere)
+    out = patched.generate(ids, max_new_tokens=20, do_sample=False, assistant=drafting(**options))
+    assert torch.equal(out, plain.generate(ids, max_new_tokens=20, do_sample=False))

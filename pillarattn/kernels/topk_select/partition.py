@@ -24,7 +24,7 @@ def largest(ranks: Tensor, counts: Tensor, limit: int) -> Tensor:
         `[R, H, limit]` int32, 0 past the counts.
     """
     rows, heads, size = ranks.shape
-    indices = torch.zeros(rows * heads, limit, dtype=torch.int32)
+    indices = torch.zeros(rows * heads, limit, dtype=torch.int32, device=ranks.device)
     if not limit or not indices.numel():
         return indices.view(rows, heads, limit)
     wanted = counts.unsqueeze(1).expand(rows, heads).reshape(-1)
@@ -39,7 +39,7 @@ def largest(ranks: Tensor, counts: Tensor, limit: int) -> Tensor:
     places = (taken.view(-1).nonzero().squeeze(1) % size).to(torch.int32)
     if len(places) == indices.numel():
         return places.view(rows, heads, limit)
-    used = torch.arange(limit) < wanted.unsqueeze(-1)
+    used = torch.arange(limit, device=ranks.device) < wanted.unsqueeze(-1)
     return indices.masked_scatter_(used, places).view(rows, heads, limit)
 
 
@@ -48,7 +48,7 @@ def _thresholds(ranks: Tensor, counts: Tensor) -> Tensor:
     import numpy
 
     rows, heads, size = ranks.shape
-    thresholds = torch.empty(rows, heads, dtype=ranks.dtype)
+    thresholds = torch.empty(rows, heads, dtype=ranks.dtype, device=ranks.device)
     host = counts.tolist()
     for count in set(host):
         if count == 0:

@@ -37,7 +37,7 @@ class KeptKeys:
         self.width = selection.indices.shape[2]
         self.room = max(MIN_ROOM, 2 * tail)
         self.filled = tail
-        used = torch.arange(self.width) < selection.counts.unsqueeze(-1)
+        used = torch.arange(self.width, device=keys.device) < selection.counts.unsqueeze(-1)
         positions = selection.indices.long()
         self.visible: Tensor | None = None
         if not bool(used.all()):
@@ -46,7 +46,7 @@ class KeptKeys:
             every = used.new_ones(*used.shape[:2], self.room)
             self.visible = torch.cat([used, every], dim=-1).unsqueeze(2)
         # Columns of tokens to come copy what they must not show, and are written before a read.
-        ahead = selection.tail_start.unsqueeze(1) + torch.arange(self.room)
+        ahead = selection.tail_start.unsqueeze(1) + torch.arange(self.room, device=keys.device)
         ahead = ahead.clamp_max(keys.shape[2] - 1).unsqueeze(1).expand(-1, keys.shape[1], -1)
         positions = torch.cat([positions, ahead], dim=-1)
         dtype = accumulation_dtype(keys.dtype)
