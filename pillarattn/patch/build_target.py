@@ -43,6 +43,8 @@ class Call:
         cuda_graphs: whether passes may be recorded and replayed.
         strict: whether every pass must be recorded, and strict.
         width: tokens a row of the widest verify pass.
+        widest: see `CapturedPasses`; for a gate, whose rounds differ.
+        share: largest share of the context that drafts may read, where rounds differ in it, or 0.
         kept: what earlier runs left, and where this one leaves what it can.
     """
 
@@ -56,6 +58,8 @@ class Call:
     cuda_graphs: bool = True
     strict: bool = False
     width: int = 1
+    widest: int | None = None
+    share: float = 0.0
     kept: KeptRun = field(default_factory=KeptRun)
 
     @cached_property
@@ -176,8 +180,10 @@ def _capture(target: HFTarget, call: Call, earlier: KeptPasses | None) -> None:
         check_products(model, batch=call.input_ids.shape[0], width=call.width)
         cache.allocates_at_once = cache.attention.strict = True
     if call.cuda_graphs and fused is not None:
-        proven, strict = record.proven_with(call.code), call.strict
-        target.capture(lambda forward: CapturedPasses(forward, cache, proven, fused, strict=strict))
+        proven = record.proven_with(call.code)
+        options: dict[str, Any] = {"strict": call.strict, "widest": call.widest}
+        options["least_keys"] = int(call.share * (cache.limit or 0))
+        target.capture(lambda forward: CapturedPasses(forward, cache, proven, fused, **options))
 
 
 def _foreign_target(call: Call) -> ForeignTarget:

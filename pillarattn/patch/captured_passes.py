@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -88,6 +88,9 @@ class CapturedPasses:
         proven: kinds of passes that were compared; shared by the runs of a model.
         fused: layers that recorded passes run with fewer kernels; compared with them as well.
         strict: run nothing eagerly: its rounding differs.
+        widest: tokens a row that every scored verify pass runs with, so that one recording serves
+            rounds of all lengths; None: as many as each has.
+        least_keys: keys that the memory of selections holds at least, likewise for all shares.
 
     Attributes:
         reason: why nothing is replayed any more, or None.
@@ -103,12 +106,16 @@ class CapturedPasses:
         fused: FusedLayers | None = None,
         *,
         strict: bool = False,
+        widest: int | None = None,
+        least_keys: int = 0,
     ) -> None:
         self._forward = forward
         self.cache = cache
         self.proven = proven
         self.fused = fused
         self.strict = strict
+        self.widest = widest
+        self.least_keys = least_keys
         self.reason: str | None = None
         self.replayed = 0
         self.settled = True
@@ -123,9 +130,13 @@ class CapturedPasses:
 
         The last rounds of a generation draft less and less, and would be recorded in vain.
         """
-        if step.phase is not Phase.VERIFY or width == 1 or self.strict:
+        if step.phase is not Phase.VERIFY or self.strict or self.reason is not None:
             return width
         room = min(layer.capacity for layer in self.cache.used_layers) - self.cache.lengths.max
+        if self.widest is not None and step.scores is not None:
+            return max(width, self.widest) if self.widest <= room else width
+        if width == 1:
+            return width
         wider = {
             held.width
             for held in self._kept.values()
@@ -192,7 +203,9 @@ class CapturedPasses:
         if self.strict:
             self._check_again(recording, logits, base)
             return logits
-        return self._compared(logits, inputs, step, base, width)
+        if self._is_proven(logits, inputs, step, base, width=width, kept=kept):
+            return logits
+        return None
 
     def rebound(self, forward: Forward | None, fused: FusedLayers | None) -> CapturedPasses:
         """Return the same recordings for another run over the cache; None: they hold no model."""
@@ -227,7 +240,7 @@ class CapturedPasses:
         span = capacity if is_sparse else min(capacity, rounded(most))
         chosen = None
         if step.phase is Phase.DRAFT and step.selections:
-            chosen = StaticSelection.kind_of(step.selections)
+            chosen = StaticSelection.kind_of(step.selections, self.least_keys)
             if chosen is None:
                 return None
         shapes = tuple(
@@ -246,7 +259,9 @@ class CapturedPasses:
         while len(self._kept) >= MOST or self._score_bytes() > SCORE_SHARE * self._cache_bytes():
             del self._kept[next(iter(self._kept))]
         base, span = self.cache.lengths, key[2]
-        chosen = StaticSelection(step.selections) if key[3] is not None else None
+        chosen = None
+        if key[3] is not None:
+            chosen = StaticSelection(step.selections, self.least_keys)
         live = LiveLengths([span - width] * len(base.host), base.device, tensor=base.tensor.clone())
         own = StepState(
             step.phase,
@@ -312,27 +327,33 @@ class CapturedPasses:
             for layer, rows in recording.scores.items():
                 step.scores.put(layer, rows[:, :, :kept, : grown.max], grown)
 
-    def _compared(
-        self, logits: Tensor, inputs: dict[str, Any], step: StepState, base: RowLengths, width: int
-    ) -> Tensor:
-        """Return the logits of a replay, or the eager ones where they differ."""
+    def _is_proven(
+        self, logits: Tensor, inputs: dict[str, Any], step: StepState, base: RowLengths,
+        *, width: int, kept: int,
+    ) -> bool:  # fmt: skip
+        """Whether replays of a kind give what the model's own code does; looked at once.
+
+        If not, the cache is as it was before the pass.
+        """
         kind = step.phase, width
         if kind in self.proven:
-            return logits
+            return True
         assert self._forward is not None
         self.settled = False
         self._set_lengths(base)
-        step.visited.clear()
-        eager = self._forward(inputs, step, width)
+        own = replace(step, scores=None if step.scores is None else ScoreBuffer(), visited=[])
+        eager = self._forward(inputs, own, width)[:, :kept]
         gap, allowed = _gap(logits, eager)
         if gap <= allowed:
             self.proven.add(kind)
-        else:
-            self._give_up(
-                f"a replayed pass differs from the same one run eagerly by {gap:.2g} of the "
-                f"logits' spread (allowed: {allowed:g})"
-            )
-        return eager.to(torch.float32, copy=True)
+            self._set_lengths(base.plus(kept))
+            return True
+        self._set_lengths(base)
+        self._give_up(
+            f"a replayed pass differs from the same one run eagerly by {gap:.2g} of the logits' "
+            f"spread (allowed: {allowed:g})"
+        )
+        return False
 
     def _check_again(self, recording: Recording, logits: Tensor, base: RowLengths) -> None:
         """Run a replayed pass without its graph, once a kind: the same kernels, the same bits."""

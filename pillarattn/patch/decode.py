@@ -11,7 +11,7 @@ from transformers import StaticCache
 
 from pillarattn.config import AUTO
 from pillarattn.datatypes import Generation, RowLengths
-from pillarattn.decoding.cost_gate import CostGate, Gate
+from pillarattn.decoding.cost_gate import SS, CostGate, Gate
 from pillarattn.decoding.drafters import DRAFTERS, Drafter
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.decoding.history import History
@@ -123,6 +123,7 @@ def decode(
         cuda_graphs=generator.config.cuda_graphs,
         strict=generator.config.strict,
         width=generator.most_drafts + 1,
+        **_common_shape(generator),
         kept=generator.kept,
     )
     target = build_target(call, sparse=sparse, lockstep=lockstep)
@@ -138,6 +139,14 @@ def decode(
     if streamer is not None:
         streamer.end()
     return _returned(result, target, given, call, prompt_length=outcome.history.prompt_length)
+
+
+def _common_shape(generator: SelfSpeculativeGenerator) -> dict[str, Any]:
+    """Return the shape that serves all rounds of a gate, which would each be recorded anew."""
+    if generator.config.k != AUTO:
+        return {}
+    share = max(SS) if generator.config.s == AUTO else 0.0
+    return {"widest": generator.most_drafts + 1, "share": share}
 
 
 def _kind(call: Call) -> tuple[int, int, bool]:

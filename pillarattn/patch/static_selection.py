@@ -19,16 +19,17 @@ class StaticSelection:
 
     Args:
         selections: the first ones, whose shapes decide.
+        least: keys that there is room for at least.
 
     Attributes:
         selections: views of the memory, by layer.
     """
 
-    def __init__(self, selections: dict[int, Selection]) -> None:
+    def __init__(self, selections: dict[int, Selection], least: int = 0) -> None:
         first = next(iter(selections.values()))
         self._tail_start = first.tail_start.clone()
         shapes = {tuple(s.counts.shape) for s in selections.values()}
-        width = _width(selections)
+        width = _width(selections, least)
         # Layers that are alike lie side by side, so that one copy refills them all.
         self._stack: tuple[Tensor, Tensor] | None = None
         if len(shapes) == 1:
@@ -50,13 +51,13 @@ class StaticSelection:
         self._loaded: list[Selection] = []
 
     @staticmethod
-    def kind_of(selections: dict[int, Selection]) -> Any:
+    def kind_of(selections: dict[int, Selection], least: int = 0) -> Any:
         """Return what two rounds must share to use the same memory; None if none can be shared."""
         starts = {id(s.tail_start) for s in selections.values()}
         if len(starts) != 1:
             return None
         heads = tuple((layer, s.counts.shape[1]) for layer, s in selections.items())
-        return _width(selections), heads
+        return _width(selections, least), heads
 
     def load(self, selections: dict[int, Selection]) -> None:
         """Copy a round's selections in, unless they are there already."""
@@ -76,8 +77,8 @@ class StaticSelection:
         self._loaded = given
 
 
-def _width(selections: dict[int, Selection]) -> int:
-    widest = max(s.indices.shape[2] for s in selections.values())
+def _width(selections: dict[int, Selection], least: int) -> int:
+    widest = max(least, *(s.indices.shape[2] for s in selections.values()))
     return STEP << max(0, -(-widest // STEP) - 1).bit_length()
 
 

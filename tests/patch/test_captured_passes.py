@@ -15,7 +15,9 @@ import torch
 from transformers import StoppingCriteriaList
 
 import pillarattn
+from pillarattn import SelfSpeculativeGenerator
 from pillarattn.datatypes import LiveLengths, Phase, RowLengths, Selection
+from pillarattn.decoding.cost_gate import Choice, CostGate
 from pillarattn.evaluation.batch_timing import timed_batch
 from pillarattn.modules.step import StepState
 from pillarattn.patch import build_target, captured_passes
@@ -585,3 +587,28 @@ def test_what_a_model_runs_is_told_while_other_threads_switch_fused_layers_on(ti
             ended.append(True)
         other.result()
     assert found == {alone}
+
+
+def test_rounds_of_a_gate_share_three_shapes(rehearsed, pair, prompt, monkeypatch):
+    """Each k would be a verify pass of its own, and each s a selection of its own."""
+    plain, patched = pair()
+    ids, new = prompt(2, 30), {"max_new_tokens": 120, "do_sample": False}
+    choices = [(0, 0.1), (2, 0.1), (3, 0.5), (7, 0.1), (0, 0.1), (16, 0.5), (4, 0.5)] * 4
+
+    class Restless(CostGate):
+        def choose(self, length, room):
+            k, s = choices.pop(0) if choices else (5, 0.5)
+            return Choice(k, s, 1, "test")
+
+    monkeypatch.setattr(SelfSpeculativeGenerator, "new_gate", lambda *_: Restless(ss=(0.1, 0.5)))
+    pillar = SelfSpeculativeGenerator(k="auto", s="auto", min_budget=4)
+    out = patched.generate(ids, **new, assistant=pillar)
+    assert torch.equal(out, plain.generate(ids, **new))
+    (passes,) = rehearsed
+    assert passes.reason is None
+    held = pillar.kept.take(pillar.kept._held[0]).captured._kept.values()
+    kinds = {(one.step.phase, one.width) for one in held}
+    assert {(Phase.VERIFY, 17), (Phase.DRAFT, 1)} <= kinds
+    assert kinds <= {(Phase.VERIFY, 17), (Phase.DRAFT, 1), (Phase.VERIFY, 1)}
+    assert len(held) == len(kinds)
+    assert len(pillar.stats.decisions) > 5
