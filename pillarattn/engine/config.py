@@ -100,11 +100,12 @@ class EngineConfig:
                 )
         for name, allowed in (
             ("acceptance", ("auto", *ACCEPTANCE_RULES)), ("parity", ("default",)),
+            ("strict", (False,)),
         ):  # fmt: skip
             value = getattr(self.pillar, name)
             if value not in allowed:
                 raise ValueError(
-                    f"the engine takes pillar.{name} {' or '.join(map(repr, allowed))}, "
+                    f"the engine takes pillar.{name}={' or '.join(map(repr, allowed))}, "
                     f"got {value!r}; model.generate(assistant=) takes the others"
                 )
 

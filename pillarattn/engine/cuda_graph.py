@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pillarattn.patch.graph_recorder import (
+    GraphRecorder,
+    fault_reason,
+    gap_reason,
+    logits_gap,
+    warn_eager,
+)
+
 # Recordings that are kept: one for each number of rows, in eighths of a power of two.
 MOST = 64
-# Largest gap between a replay and the same pass run eagerly, relative to the spread of the logits.
-EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
 
 
 @dataclass
@@ -38,20 +42,22 @@ class GraphedPasses:
 
     Args:
         is_on: False runs all of them eagerly.
+        device: where they run.
 
     Attributes:
         reason: why nothing is recorded any more, or None.
         replayed: passes that were replayed.
     """
 
-    def __init__(self, *, is_on: bool) -> None:
+    def __init__(self, *, is_on: bool, device: torch.device) -> None:
         self.is_on = is_on
+        self.device = device
         self.reason: str | None = None
         self.replayed = 0
         self._generation = -1
         self._kept: dict[Hashable, Recording] = {}
         self._proven: set[Hashable] = set()
-        self._pool: Any = None
+        self._recorder = GraphRecorder()
 
     def run(
         self, kind: Hashable, generation: int, play: Callable[[], Tensor], *, live: int
@@ -81,7 +87,7 @@ class GraphedPasses:
             assert held.replay is not None
             held.replay()
         except Exception as error:
-            self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            self._give_up(fault_reason(error))
             return play()
         self.replayed += 1
         assert held.logits is not None
@@ -92,16 +98,13 @@ class GraphedPasses:
     def close(self) -> None:
         """Free the recordings."""
         self._kept.clear()
-        self._pool = None
+        self._recorder.renew()
 
     def _record(self, held: Recording, play: Callable[[], Tensor]) -> None:
-        if self._pool is None:
-            # One pool for all: nothing that a replay leaves is wanted after the next pass.
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        def kept() -> None:
             held.logits = play()
-        held.replay = graph.replay
+
+        held.replay = self._recorder.record(kept, self.device)
 
     def _compared(
         self, kind: Hashable, held: Recording, play: Callable[[], Tensor], live: int
@@ -111,25 +114,14 @@ class GraphedPasses:
         replayed = held.logits[:live].clone()
         whole = play()
         eager = whole[:live]
-        is_exact = eager.dtype in (torch.float32, torch.float64)
-        gaps = (replayed - eager).float().abs()
-        size = gaps.max() if is_exact else gaps.square().mean().sqrt()
-        gap = float(size / eager.float().std().clamp_min(1e-6))
-        allowed = EXACT_TOLERANCE if is_exact else COARSE_TOLERANCE
+        gap, allowed = logits_gap(replayed, eager)
         if gap <= allowed:
             self._proven.add(kind)
         else:
-            self._give_up(
-                f"a replayed pass differs from the same one run eagerly by {gap:.2g} of the "
-                f"logits' spread (allowed: {allowed:g})"
-            )
+            self._give_up(gap_reason(gap, allowed))
         return whole
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self.close()
-        warnings.warn(
-            f"passes run without CUDA graphs, slower and with the same output: {reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn_eager(reason)

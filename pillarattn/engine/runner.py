@@ -98,7 +98,8 @@ class ModelRunner:
             slots=slots, host_slots=host_slots, block_size=block_size, attention=self.attention
         )
         self.buffers = StepBuffers(self.cache, self.device)
-        self.graphs = GraphedPasses(is_on=self.graphs_on and self.device.type == "cuda")
+        is_on = self.graphs_on and self.device.type == "cuda"
+        self.graphs = GraphedPasses(is_on=is_on, device=self.device)
 
     @torch.no_grad()
     def run(self, segments: list[Segment]) -> list[Tensor]:

@@ -6,11 +6,9 @@ than a GPU for the kernels. A replay launches them all at once.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from threading import Lock
 from typing import Any
 
 import torch
@@ -22,6 +20,13 @@ from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.step import StepState
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.fused_layers import FusedLayers
+from pillarattn.patch.graph_recorder import (
+    GraphRecorder,
+    fault_reason,
+    gap_reason,
+    logits_gap,
+    warn_eager,
+)
 from pillarattn.patch.static_selection import StaticSelection
 
 # Recordings that are kept: of one s and k it is three, and a cost gate tries several.
@@ -33,15 +38,6 @@ SCORE_SHARE = 0.25
 # Lengths of a verify pass are rounded up to a multiple of this share of them, and of LEAST_SPAN.
 SPANS = 8
 LEAST_SPAN = 512
-# Largest gap between a replay and the same pass run eagerly, relative to the spread of the logits:
-# kernels may split a row at other places. In half precision the root mean square counts.
-EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
-
-# PyTorch records one graph at a time in a process; generations of other threads wait.
-_CAPTURE = Lock()
-# One a device, for good: products keep memory of their own for each stream that they ever ran on.
-_STREAMS: dict[torch.device, Any] = {}
-
 Forward = Callable[[dict[str, Any], StepState, int], Tensor]
 
 
@@ -123,7 +119,7 @@ class CapturedPasses:
         # How often a verify pass of a width was wanted that has no recording.
         self._wanted: dict[int, int] = {}
         self._memory: tuple[int, ...] | None = None
-        self._pool: Any = None
+        self._recorder = GraphRecorder()
 
     def width_for(self, width: int, step: StepState) -> int:
         """Return how many tokens a pass of `width` should run with: more, where that is recorded.
@@ -190,7 +186,7 @@ class CapturedPasses:
                 self.replayed += 1
         except Exception as error:
             self._set_lengths(base)
-            self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            self._give_up(fault_reason(error))
             return None
         self._kept[key] = recording
         kept = width if kept is None else kept
@@ -215,7 +211,7 @@ class CapturedPasses:
     def close(self) -> None:
         """Free the recordings."""
         self._kept.clear()
-        self._pool = None
+        self._recorder.renew()
 
     def _key(self, inputs: dict[str, Any], step: StepState, width: int) -> Any:
         """Return what a recording can be shared by, or None where the pass has no fixed shape."""
@@ -299,22 +295,8 @@ class CapturedPasses:
     def _record(self, recording: Recording) -> Callable[[], None]:
         """Record the pass and return its replay."""
         if all(other.replay is None for other in self._kept.values()):
-            # One pool for all: nothing that a replay leaves is wanted after the next pass. It ends
-            # with the last of its graphs.
-            self._pool = torch.cuda.graph_pool_handle()
-        graph, device = torch.cuda.CUDAGraph(), recording.live.device
-        with _CAPTURE:
-            if device not in _STREAMS:
-                # Of the model's own device: work of another one would not be recorded.
-                _STREAMS[device] = torch.cuda.Stream(device)
-            with torch.cuda.graph(
-                graph,
-                pool=self._pool,
-                stream=_STREAMS[device],
-                capture_error_mode="thread_local",
-            ):
-                self._play(recording)
-        return graph.replay
+            self._recorder.renew()
+        return self._recorder.record(lambda: self._play(recording), recording.live.device)
 
     def _hand_over(
         self, recording: Recording, step: StepState, grown: RowLengths, kept: int
@@ -343,16 +325,13 @@ class CapturedPasses:
         self._set_lengths(base)
         own = replace(step, scores=None if step.scores is None else ScoreBuffer(), visited=[])
         eager = self._forward(inputs, own, width)[:, :kept]
-        gap, allowed = _gap(logits, eager)
+        gap, allowed = logits_gap(logits, eager)
         if gap <= allowed:
             self.proven.add(kind)
             self._set_lengths(base.plus(kept))
             return True
         self._set_lengths(base)
-        self._give_up(
-            f"a replayed pass differs from the same one run eagerly by {gap:.2g} of the logits' "
-            f"spread (allowed: {allowed:g})"
-        )
+        self._give_up(gap_reason(gap, allowed))
         return False
 
     def _check_again(self, recording: Recording, logits: Tensor, base: RowLengths) -> None:
@@ -388,23 +367,10 @@ class CapturedPasses:
         self.close()
         if self.strict:
             raise UnsupportedOptionError(f"strict=True cannot go on: {reason}; use strict=False")
-        warnings.warn(
-            f"passes run without CUDA graphs, slower and with the same output: {reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn_eager(reason)
 
 
 def rounded(length: int) -> int:
     """Return the span that a pass up to `length` is recorded with."""
     step = max(LEAST_SPAN, (1 << (length.bit_length() - 1)) // SPANS)
     return -(-length // step) * step
-
-
-def _gap(logits: Tensor, eager: Tensor) -> tuple[float, float]:
-    """Return the distance of two passes' logits and what is allowed of it."""
-    is_exact = eager.dtype in (torch.float32, torch.float64)
-    spread = eager.float().std().clamp_min(1e-6)
-    gaps = (logits - eager.float()).abs()
-    size = gaps.max() if is_exact else gaps.square().mean().sqrt()
-    return float(size / spread), EXACT_TOLERANCE if is_exact else COARSE_TOLERANCE

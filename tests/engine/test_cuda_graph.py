@@ -46,7 +46,7 @@ def graphs(monkeypatch):
             held.replay = lambda: held.logits.copy_(play.__self__.input + 1)
 
     monkeypatch.setattr(GraphedPasses, "_record", record)
-    return GraphedPasses(is_on=True)
+    return GraphedPasses(is_on=True, device=torch.device("cpu"))
 
 
 def test_the_second_use_is_recorded_and_the_third_compared(graphs):
@@ -89,7 +89,7 @@ def test_what_cannot_be_recorded_runs_eagerly_after_one_warning(monkeypatch, rec
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(GraphedPasses, "_record", fails)
-    graphs, model = GraphedPasses(is_on=True), Model()
+    graphs, model = GraphedPasses(is_on=True, device=torch.device("cpu")), Model()
     for _ in range(4):
         logits = graphs.run("a", 0, model.play, live=2)
         assert torch.equal(logits[:2], model.input[:2] + 1)
@@ -99,7 +99,7 @@ def test_what_cannot_be_recorded_runs_eagerly_after_one_warning(monkeypatch, rec
 
 
 def test_off_records_nothing(graphs):
-    off, model = GraphedPasses(is_on=False), Model()
+    off, model = GraphedPasses(is_on=False, device=torch.device("cpu")), Model()
     for _ in range(4):
         off.run("a", 0, model.play, live=2)
     assert (model.eager, off.replayed) == (4, 0)

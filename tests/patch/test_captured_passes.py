@@ -20,7 +20,7 @@ from pillarattn.datatypes import LiveLengths, Phase, RowLengths, Selection
 from pillarattn.decoding.cost_gate import Choice, CostGate
 from pillarattn.evaluation.batch_timing import timed_batch
 from pillarattn.modules.step import StepState
-from pillarattn.patch import build_target, captured_passes
+from pillarattn.patch import build_target, captured_passes, graph_recorder
 from pillarattn.patch.captured_passes import CapturedPasses
 from pillarattn.patch.fused_layers import FusedLayers
 from pillarattn.patch.kept_passes import code_of, kind_of
@@ -214,15 +214,15 @@ def test_kinds_are_compared_once_a_model(rehearsed, pair, drafting, prompt, monk
     _, patched = pair("qwen3")
     monkeypatch.setattr(patched.pillarattn_record, "proven_passes", set())
     gaps = []
-    measure = captured_passes._gap
+    measure = captured_passes.logits_gap
     monkeypatch.setattr(
-        captured_passes, "_gap", lambda *both: gaps.append(measure(*both)) or gaps[-1]
+        captured_passes, "logits_gap", lambda *both: gaps.append(measure(*both)) or gaps[-1]
     )
     for _ in range(2):
         patched.generate(prompt(2, 20), **NEW, assistant=drafting())
     assert patched.pillarattn_record.proven_passes == {(Phase.DRAFT, 1), (Phase.VERIFY, 5)}
     assert len(gaps) == 2
-    assert max(gap for gap, _ in gaps) <= captured_passes.EXACT_TOLERANCE
+    assert max(gap for gap, _ in gaps) <= graph_recorder.EXACT_TOLERANCE
 
 
 def test_the_least_used_recording_makes_room(rehearsed, pair, drafting, prompt, monkeypatch):
@@ -528,7 +528,7 @@ def test_graphs_are_recorded_one_at_a_time_on_the_device_of_the_model(monkeypatc
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     made = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or object())
-    monkeypatch.setattr(captured_passes, "_STREAMS", {})
+    monkeypatch.setattr(graph_recorder, "_STREAMS", {})
     monkeypatch.setattr(CapturedPasses, "_play", lambda *_: None)
     live = LiveLengths([9], "cpu")
     live.device = torch.device("cuda:1")
@@ -544,7 +544,7 @@ def test_graphs_are_recorded_one_at_a_time_on_the_device_of_the_model(monkeypatc
             done.result()
     assert made == [torch.device("cuda:1")]
     assert len(streams) == 8
-    assert set(streams) == set(captured_passes._STREAMS.values())
+    assert set(streams) == set(graph_recorder._STREAMS.values())
 
 
 def test_a_kept_cache_looks_new_to_a_model(rehearsed, pair, drafting, prompt):
