@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from pillarattn import SelfSpeculativeGenerator
 from pillarattn.evaluation import generate_bench_cell
 from pillarattn.evaluation.generate_bench import compare_variants, failures, read_bench
 from pillarattn.evaluation.generate_bench_cell import BenchCell, prompts, summarise
@@ -55,11 +56,11 @@ def test_medians_and_spread():
 
 
 def test_a_gpus_profile_waits_for_phases_and_knows_what_the_timed_runs_learnt(monkeypatch):
-    """On a GPU the profile is a run of its own, as the gate went in the runs that were timed."""
+    """On a GPU the profile is a run of its own, with what its assistant learnt and recorded."""
     given = []
 
     def timed(model, inputs, *, assistant, **options):
-        given.append(assistant)
+        given.append((assistant, assistant.synchronise))
         assistant.stats.draft_seconds = 1.0
         return None, SimpleNamespace(decode_seconds=4.0)
 
@@ -72,8 +73,42 @@ def test_a_gpus_profile_waits_for_phases_and_knows_what_the_timed_runs_learnt(mo
         profile = cell._profile(variant, {"runs": []})
         assert profile == {"draft": 0.25, "verify": 0, "select": 0, "accept": 0, "rest": 0.75}
         own = cell._assistants[variant.name]
-        assert given[-1].synchronise and not own.synchronise
-        assert given[-1].learnt is own.learnt
+        assert given[-1] == (own, True)
+        assert not own.synchronise
+
+
+def test_on_a_gpu_each_variants_memory_is_its_own_and_timed_runs_find_recordings(monkeypatch):
+    """Assistants keep caches for their next run: never one beside another's first run."""
+    seen = []
+
+    def timed(model, inputs, **options):
+        own = options.get("assistant")
+        mine = own is not None and own in kept
+        seen.append((None if own is None else own.config.k, len(kept), mine))
+        if own is not None:
+            kept.add(own)
+        return torch.zeros(1, 4), SimpleNamespace(
+            prefill_seconds=1.0, decode_seconds=1.0, decoded_tokens=4
+        )
+
+    kept = set()
+    monkeypatch.setattr(SelfSpeculativeGenerator, "free", lambda self: kept.discard(self))
+    monkeypatch.setattr(generate_bench_cell, "timed_batch", timed)
+    monkeypatch.setattr(generate_bench_cell, "_reset_peak", lambda model: None)
+    monkeypatch.setattr(generate_bench_cell, "_peak", lambda model: 7)
+    monkeypatch.setattr(generate_bench_cell, "prompts", lambda *_, **__: SimpleNamespace(
+        to=lambda device: torch.zeros(1, 4, dtype=torch.long)))  # fmt: skip
+    bench = GenerateBench(fixed=((4, 0.05),), check_tokens=0, repeats=1)
+    model = SimpleNamespace(device=torch.device("cuda"))
+    cell = BenchCell(bench, model, None, batch=1, length=4, on_run=lambda name: None)
+    records = cell.run()
+    first, again, timed_runs = seen[:3], seen[3:5], seen[5:8]
+    assert first == [(None, 0, False), (4, 0, False), ("auto", 0, False)]
+    assert [k for k, *_ in again] == [4, "auto"]
+    assert {(k, mine) for k, _, mine in timed_runs} == {(None, False), (4, True), ("auto", True)}
+    assert [record["peak_bytes"] for record in records] == [7, 7, 7]
+    assert [len(record["runs"]) for record in records] == [1, 1, 1]
+    assert not kept, "nothing is kept after the cell"
 
 
 def test_differences_are_listed():
