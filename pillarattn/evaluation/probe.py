@@ -81,13 +81,7 @@ def acceptance_probe(
     check_probe(wanted, ids, temperature, start, piece)
     begun = time.perf_counter()
     with patched(model):
-        record = model.pillarattn_record
-        if getattr(record, "dense_reason", None) is not None:
-            raise UnsupportedModelError(f"this model cannot be probed: {record.dense_reason}")
-        if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} takes no position_ids, which rounds side by side need"
-            )
+        _check_model(model)
         memory = ProbeMemory.of(model.device)
         probes = [
             RoundProbe(config, start=start, row_limit=_row_limit(model, config), memory=memory)
@@ -109,6 +103,17 @@ def acceptance_probe(
         "environment": environment(model.device),
     }
     return Table(records, about)
+
+
+def _check_model(model: Any) -> None:
+    """Raise `UnsupportedModelError` for a patched model whose rounds cannot be drafted at once."""
+    reason = getattr(model.pillarattn_record, "dense_reason", None)
+    if reason is not None:
+        raise UnsupportedModelError(f"this model cannot be probed: {reason}")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} takes no position_ids, which rounds side by side need"
+        )
 
 
 class ProbeRun:

@@ -108,23 +108,8 @@ def decode(
         # Drafts by the model itself would cost what they save.
         drafter = DRAFTERS.get("ngram")()
     given: Cache | None = model_kwargs.get(cache_keyword())
-    wants_dict = bool(generation_config.return_dict_in_generate)
-    # The empty DynamicCache that generate made is not the user's to look at.
-    is_users = given is not None and getattr(given, "_is_user_defined", False)
-    own = generator.config.kernels
-    call = Call(
-        model,
-        input_ids,
-        generation_config,
-        model_kwargs,
-        kernels=kernels if own == "auto" else own,
-        scratch=generator.most_drafts + 1 + drafter.scratch,
-        returns_cache=wants_dict or is_users,
-        cuda_graphs=generator.config.cuda_graphs,
-        strict=generator.config.strict,
-        width=generator.most_drafts + 1,
-        **_common_shape(generator),
-        kept=generator.kept,
+    call = _new_call(
+        generator, model, input_ids, generation_config, model_kwargs, kernels, drafter.scratch
     )
     target = build_target(call, sparse=sparse, lockstep=lockstep)
     dead_ends = DeadEnds()
@@ -139,6 +124,36 @@ def decode(
     if streamer is not None:
         streamer.end()
     return _returned(result, target, given, call, prompt_length=outcome.history.prompt_length)
+
+
+def _new_call(
+    generator: SelfSpeculativeGenerator,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    generation_config: Any,
+    model_kwargs: dict[str, Any],
+    kernels: str,
+    scratch: int,
+) -> Call:
+    """Return what the call brings to its target; `scratch` is what its drafter may write ahead."""
+    given = model_kwargs.get(cache_keyword())
+    # The empty DynamicCache that generate made is not the user's to look at.
+    is_users = given is not None and getattr(given, "_is_user_defined", False)
+    own = generator.config.kernels
+    return Call(
+        model,
+        input_ids,
+        generation_config,
+        model_kwargs,
+        kernels=kernels if own == "auto" else own,
+        scratch=generator.most_drafts + 1 + scratch,
+        returns_cache=bool(generation_config.return_dict_in_generate) or is_users,
+        cuda_graphs=generator.config.cuda_graphs,
+        strict=generator.config.strict,
+        width=generator.most_drafts + 1,
+        **_common_shape(generator),
+        kept=generator.kept,
+    )
 
 
 def _common_shape(generator: SelfSpeculativeGenerator) -> dict[str, Any]:

@@ -89,14 +89,7 @@ def verify_attention(
         values,
         unsupported=triton_attention_limits(query, keys, values, scale=scale),
     )
-    options: dict[str, Any] = {"strict": strict}
-    if compute is reference.verify_attention:
-        if strict:
-            raise ValueError(
-                "strict=True needs the Triton kernel: products of PyTorch depend on the number of "
-                "rows; move the tensors to CUDA, or pass strict=False"
-            )
-        options = {"workspace": workspace}
+    options = _own_options(compute, workspace, strict)
     result: tuple[Tensor, Tensor | None] = compute(
         query,
         keys,
@@ -111,6 +104,18 @@ def verify_attention(
         **options,
     )
     return result
+
+
+def _own_options(compute: Any, workspace: Workspace | None, strict: bool) -> dict[str, Any]:
+    """Return what only one of the implementations takes."""
+    if compute is not reference.verify_attention:
+        return {"strict": strict}
+    if strict:
+        raise ValueError(
+            "strict=True needs the Triton kernel: products of PyTorch depend on the number of rows; "
+            "move the tensors to CUDA, or pass strict=False"
+        )
+    return {"workspace": workspace}
 
 
 def attention_scores(
