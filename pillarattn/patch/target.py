@@ -131,6 +131,8 @@ class HFTarget:
     def close(self) -> None:
         """Take away what `watch` and `draft_with` put into the model, and memory of the run."""
         self._use_workspace(None)
+        # A user's cache grows as it did.
+        self.cache.allocates_at_once = False
         if self._captured is not None:
             self._captured.close()
             self._captured = None

@@ -112,8 +112,8 @@ def _own_options(compute: Any, workspace: Workspace | None, strict: bool) -> dic
         return {"strict": strict}
     if strict:
         raise ValueError(
-            "strict=True needs the Triton kernel: products of PyTorch depend on the number of rows; "
-            "move the tensors to CUDA, or pass strict=False"
+            "strict=True needs the Triton kernel: products of PyTorch depend on the number of "
+            "rows; move the tensors to CUDA, or pass strict=False"
         )
     return {"workspace": workspace}
 
