@@ -339,6 +339,27 @@ def test_the_last_rounds_run_as_wide_as_those_before(
     assert set(widths) & {2, 3, 4}, "there are such rounds"
 
 
+def test_a_wider_pass_leaves_the_scores_of_the_rows_that_were_asked_for(
+    rehearsed, pair, drafting, prompt, monkeypatch
+):
+    _, patched = pair()
+    forward, seen = HFTarget.forward, []
+
+    def watched(self, tokens, step):
+        logits = forward(self, tokens, step)
+        if step.scores is not None:
+            (rows,) = {scored.row_scores.shape[2] for scored in step.scores._layers.values()}
+            seen.append((tokens.shape[1], rows, logits.shape[1]))
+        return logits
+
+    monkeypatch.setattr(HFTarget, "forward", watched)
+    pillar = drafting()
+    for _ in range(2):
+        patched.generate(prompt(2, 20), **NEW, assistant=pillar)
+    assert {width for width, *_ in seen} > {5}
+    assert all(width == rows == kept for width, rows, kept in seen)
+
+
 def test_a_width_that_is_wanted_often_is_recorded():
     passes = CapturedPasses(None, pillarattn.PillarCache(limit=64), {(Phase.VERIFY, 5)})
     keys = torch.zeros(1, 2, 9, 16)
