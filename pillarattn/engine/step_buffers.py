@@ -15,6 +15,7 @@ from pillarattn.engine.mixed_step import MixedStep, Part
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.kernels.mixed_attention import READS_ALL, slots_of
+from pillarattn.patch.graph_recorder import rounded
 
 # Rows of a pass are rounded up to a multiple of an eighth of them, and of this.
 LEAST_ROWS = 8
@@ -287,12 +288,6 @@ class StepBuffers:
                 one = selections[index]
                 self.indices[place, number, :, : one.indices.shape[2]] = one.indices[0]
                 self.counts[place, number] = one.counts[0]
-
-
-def rounded(needed: int, least: int) -> int:
-    """Return `needed` rounded up to a multiple of an eighth of its power of two, and of `least`."""
-    step = max(least, (1 << max(needed.bit_length() - 1, 0)) // 8)
-    return -(-needed // step) * step
 
 
 def _bucket(rows: int) -> int:

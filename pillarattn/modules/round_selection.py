@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pillarattn.datatypes import RowLengths
-from pillarattn.modules.score_buffer import ScoreBuffer
+from pillarattn.modules.score_buffer import ScoreBuffer, pick_rows
 from pillarattn.modules.strategies.base import LayerState, SelectionRequest, Strategy
 
 
@@ -29,12 +29,7 @@ class RoundRows:
 
     def __call__(self, which: Tensor) -> Tensor:
         """Return the rows `which` `[layers * R, M]`: `[layers * R, Hkv, M, end]` fp32."""
-        parts = torch.split(which, [len(scores) for scores in self.scored])
-        picked = [
-            scores[torch.arange(len(scores), device=scores.device)[:, None], :, part, : self.end]
-            for scores, part in zip(self.scored, parts, strict=True)
-        ]
-        return torch.cat(picked).transpose(1, 2).float().contiguous()
+        return pick_rows(self.scored, which, self.end)
 
     def of_round(self, place: int, end: int) -> RoundRows:
         """Return those of one round, the same in every layer."""

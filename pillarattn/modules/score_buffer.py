@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,22 +75,25 @@ class ScoreBuffer:
         """
         scored = [self._layers[index].row_scores for index in layer_indices]
 
-        def gather(which: Tensor) -> Tensor:
-            parts = torch.split(which, len(which) // len(scored))
-            if which.is_cuda:
-                # A launch a layer, and not one a row.
-                line = torch.arange(len(parts[0]), device=which.device).unsqueeze(-1)
-                rows = [
-                    scores[line, :, part, :end] for scores, part in zip(scored, parts, strict=True)
-                ]
-                return torch.cat(rows).transpose(1, 2).float()
-            picked = [
-                torch.stack([scores[row, :, numbers, :end] for row, numbers in enumerate(part)])
-                for scores, part in zip(scored, parts, strict=True)
-            ]
-            return torch.cat(picked).float()
+        return lambda which: pick_rows(scored, which, end)
 
-        return gather
+
+def pick_rows(scored: Sequence[Tensor], which: Tensor, end: int) -> Tensor:
+    """Return single rows of layers' row scores `[B, Hkv, Q, S]`, in one copy a layer.
+
+    Args:
+        scored: one a layer.
+        which: `[layers * B, M]` int64, row numbers, layer-major.
+        end: positions to return.
+
+    Returns:
+        `[layers * B, Hkv, M, end]` fp32.
+    """
+    picked = [
+        scores[torch.arange(len(scores), device=scores.device)[:, None], :, part, :end]
+        for scores, part in zip(scored, torch.split(which, list(map(len, scored))), strict=True)
+    ]
+    return torch.cat(picked).transpose(1, 2).float().contiguous()
 
 
 def _pooled_in_place(scored: list[ScoredLayer], counted: list[int], end: int) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from pillarattn.datatypes import RowLengths
+from pillarattn.datatypes import RowLengths, on_device
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,7 @@ class SelectionNumbers:
 
 
 class NumbersOnce:
-    """Remembers the numbers of the last lengths: the layers and steps of a round share them.
-
-    Each copy to a device would wait for it.
-    """
+    """Remembers the numbers of the last lengths: the layers and steps of a round share them."""
 
     def __init__(self) -> None:
         self._asked: tuple[RowLengths, list[int], Callable[[int], int]] | None = None
@@ -58,9 +54,7 @@ class NumbersOnce:
             starts = [0 if window is None else max(0, n - window + 1) for n in lengths.host]
             visible = [n - start for n, start in zip(lengths.host, starts, strict=True)]
             budgets = [budget(n) for n in visible]
-            table = torch.tensor(
-                [list(lengths.host), budgets, newest, starts], device=lengths.device
-            )
+            table = on_device([list(lengths.host), budgets, newest, starts], lengths.device)
             kept = (min(n, seen) for n, seen in zip(budgets, visible, strict=True))
             self._known[window] = SelectionNumbers(table, max(kept, default=0))
         return self._known[window]

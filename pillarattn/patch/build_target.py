@@ -14,10 +14,11 @@ from pillarattn.errors import UnsupportedOptionError
 from pillarattn.kernels.dispatch import choose
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.patch.cache_adapter import PillarCache
-from pillarattn.patch.captured_passes import CapturedPasses, rounded
+from pillarattn.patch.captured_passes import LEAST_SPAN, CapturedPasses
 from pillarattn.patch.compat import Cache, DynamicCache, PreTrainedModel, cache_keyword
 from pillarattn.patch.foreign_target import ForeignTarget
 from pillarattn.patch.fused_layers import FusedLayers
+from pillarattn.patch.graph_recorder import rounded
 from pillarattn.patch.kept_passes import KeptPasses, code_of, kind_of
 from pillarattn.patch.obstacle import obstacle
 from pillarattn.patch.options import check_prompt
@@ -126,7 +127,7 @@ def _sparse_target(call: Call) -> HFTarget:
     limit, earlier = before + max_length + call.scratch, None
     if call.key is not None:
         # Prompts differ a little from call to call.
-        limit = rounded(limit)
+        limit = rounded(limit, LEAST_SPAN)
         earlier = call.kept.take((call.key, limit))
     if earlier is None:
         cache = _working_cache(model, given, limit=limit, kernels=call.kernels)

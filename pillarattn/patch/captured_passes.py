@@ -25,6 +25,7 @@ from pillarattn.patch.graph_recorder import (
     fault_reason,
     gap_reason,
     logits_gap,
+    rounded,
     warn_eager,
 )
 from pillarattn.patch.static_selection import StaticSelection
@@ -35,8 +36,7 @@ MOST = 16
 RARE = 4
 # Row scores of verify passes may take so much of what the cache takes, together.
 SCORE_SHARE = 0.25
-# Lengths of a verify pass are rounded up to a multiple of this share of them, and of LEAST_SPAN.
-SPANS = 8
+# Lengths of a verify pass are rounded up to a multiple of this, and of an eighth of them.
 LEAST_SPAN = 512
 Forward = Callable[[dict[str, Any], StepState, int], Tensor]
 
@@ -233,7 +233,7 @@ class CapturedPasses:
             self._kept.clear()
             self._memory = memory
         is_sparse = step.phase is Phase.DRAFT and len(step.selections) == len(layers)
-        span = capacity if is_sparse else min(capacity, rounded(most))
+        span = capacity if is_sparse else min(capacity, rounded(most, LEAST_SPAN))
         chosen = None
         if step.phase is Phase.DRAFT and step.selections:
             chosen = StaticSelection.kind_of(step.selections, self.least_keys)
@@ -368,9 +368,3 @@ class CapturedPasses:
         if self.strict:
             raise UnsupportedOptionError(f"strict=True cannot go on: {reason}; use strict=False")
         warn_eager(reason)
-
-
-def rounded(length: int) -> int:
-    """Return the span that a pass up to `length` is recorded with."""
-    step = max(LEAST_SPAN, (1 << (length.bit_length() - 1)) // SPANS)
-    return -(-length // step) * step

@@ -1,6 +1,6 @@
-"""Decoder layers of the Llama and Qwen shape in a third of the launches, for recorded passes.
+"""Decoder layers of the Llama and Qwen shape in few launches, for recorded passes.
 
-Hugging Face's layer launches about 45 kernels, most of which move a row of numbers and do little
+Hugging Face's layer launches dozens of kernels, most of which move a row of numbers and do little
 else: in a replayed pass of a small model they take most of the time. Here a norm, a rotation with
 the cache write, and a gate are one kernel each.
 """

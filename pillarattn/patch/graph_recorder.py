@@ -53,6 +53,12 @@ class GraphRecorder:
         return graph.replay
 
 
+def rounded(needed: int, least: int) -> int:
+    """Return a size that recordings can share, at most `least` or an eighth above `needed`."""
+    step = max(least, (1 << max(needed.bit_length() - 1, 0)) // 8)
+    return -(-needed // step) * step
+
+
 def logits_gap(replayed: Tensor, eager: Tensor) -> tuple[float, float]:
     """Return how far two passes' logits are apart, in their spread, and what is allowed of it."""
     is_exact = eager.dtype in (torch.float32, torch.float64)

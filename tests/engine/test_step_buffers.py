@@ -9,7 +9,8 @@ from pillarattn.datatypes import Phase
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import RequestView
 from pillarattn.engine.runner import ModelRunner
-from pillarattn.engine.step_buffers import Sizes, rounded
+from pillarattn.engine.step_buffers import Sizes
+from pillarattn.patch.graph_recorder import rounded
 
 SLOTS = 64
 
