@@ -23,7 +23,7 @@ from pillarattn.patch.compat import (
     AttentionInterface,
     AttentionMaskInterface,
 )
-from pillarattn.patch.current_pass import find_cache
+from pillarattn.patch.current_pass import find_cache, speculates
 
 PREFIX = "pillarattn_"
 # Arguments that choose keys by themselves: sparse drafts would choose among what they left.
@@ -88,11 +88,16 @@ def register(original: str) -> str:
     return name
 
 
-def describe_mask(original: str, **arguments: Any) -> MaskDescriptor | None:
-    """Mask twin: put off the building of `original`'s mask until somebody needs it."""
+def describe_mask(original: str, **arguments: Any) -> Any:
+    """Mask twin: put off the building of `original`'s mask until somebody needs it.
+
+    A thread that does not speculate gets the mask itself, which every attention function takes.
+    """
     if original not in ALL_MASK_ATTENTION_FUNCTIONS:
         return None
     build = ALL_MASK_ATTENTION_FUNCTIONS[original]
+    if not speculates():
+        return build(**arguments)
     offset = arguments.get("q_offset")
     if isinstance(offset, Tensor):
         # A static layer hands out its live length.

@@ -13,6 +13,7 @@ from pillarattn.patch.attention_function import register
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel, cache_keyword
 from pillarattn.patch.compiled import EagerSwitch
+from pillarattn.patch.current_pass import speculating
 from pillarattn.patch.decode import decode
 from pillarattn.patch.fused_layers import FusedSwitch
 from pillarattn.patch.strict import strict_products
@@ -137,7 +138,8 @@ class PatchRecord:
                         own._attn_implementation_internal = register(original)
             self.users += 1
         try:
-            yield
+            with speculating():
+                yield
         finally:
             with _SWITCH:
                 self.users -= 1

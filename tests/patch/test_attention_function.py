@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -23,6 +25,7 @@ from pillarattn.patch.compat import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     cache_keyword,
 )
+from pillarattn.patch.current_pass import speculating
 
 
 @pytest.mark.parametrize("original", ["sdpa", "eager"])
@@ -56,7 +59,8 @@ def test_a_mask_that_is_none_is_not_built_again():
 
 def test_a_live_offset_is_copied():
     offset = torch.tensor(3)
-    descriptor = describe_mask("sdpa", q_offset=offset)
+    with speculating():
+        descriptor = describe_mask("sdpa", q_offset=offset)
     offset.add_(5)
     assert int(descriptor.arguments["q_offset"]) == 3
 
@@ -97,6 +101,29 @@ def test_eager_is_the_modelling_files_own(pair):
     assert original_function("eager", llama) is modeling_llama.eager_attention_forward
     assert original_function("eager", gpt2) is modeling_gpt2.eager_attention_forward
     assert original_function("sdpa", llama) is ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+@pytest.mark.parametrize("sdpa_or_eager", ["llama", "gemma2"])
+def test_a_run_that_ends_between_another_threads_mask_and_its_attention(
+    pair, ragged, sdpa_or_eager
+):
+    plain, patched = pair(sdpa_or_eager)
+    wanted = plain(**ragged).logits
+    has_mask, has_ended, outputs = threading.Event(), threading.Event(), []
+
+    def wait(*_):
+        has_mask.set()
+        assert has_ended.wait(20)
+
+    hook = patched.model.layers[0].register_forward_pre_hook(wait)
+    thread = threading.Thread(target=lambda: outputs.append(patched(**ragged).logits))
+    with patched.pillarattn_record.active():
+        thread.start()
+        assert has_mask.wait(20)
+    has_ended.set()
+    thread.join(20)
+    hook.remove()
+    assert outputs and outputs[0].equal(wanted)
 
 
 def test_a_forward_outside_a_run_passes_through_bit_for_bit(pair, family, ragged):
