@@ -16,6 +16,7 @@ from pillarattn.errors import UnsupportedModelError
 from pillarattn.modules.attention import keep_queries
 from pillarattn.modules.step import AttentionOptions
 from pillarattn.patch import borrowed_attention
+from pillarattn.patch.autocast import as_attended
 from pillarattn.patch.cache_adapter import ORIGIN
 from pillarattn.patch.compat import (
     ALL_ATTENTION_FUNCTIONS,
@@ -127,7 +128,9 @@ def attention_forward(
         return original_function(original, module)(module, query, key, value, mask, **kwargs)
     options = attention_options(original, module, attention_mask, kwargs)
     layer = cache.layers[index]
-    if getattr(key, ORIGIN, None) is None:
+    is_made = getattr(key, ORIGIN, None) is None
+    query, key, value = as_attended(query, key, value)
+    if is_made:
         layer.attended_heads = key.shape[1]
     is_chunked = described is not None and described.is_chunked
     borrows = is_chunked or any(kwargs.get(name) is not None for name in BORROWED_ARGUMENTS)

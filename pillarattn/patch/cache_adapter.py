@@ -12,6 +12,7 @@ from pillarattn.errors import UnsupportedModelError, UnsupportedOptionError
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.cache import ContiguousCache
 from pillarattn.modules.step import StepState
+from pillarattn.patch.autocast import as_attended
 from pillarattn.patch.cache_layers import PillarCacheLayer, layer_like
 from pillarattn.patch.compat import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
 
@@ -105,7 +106,7 @@ class PillarCache(ContiguousCache, Cache):
         while len(self.layers) <= layer_idx:
             self.layers.append(PillarCacheLayer(limit=self.limit))
         self.layers[layer_idx].at_once = self.allocates_at_once
-        keys, values = self.layers[layer_idx].append(key_states, value_states)
+        keys, values = self.layers[layer_idx].append(*as_attended(key_states, value_states))
         setattr(keys, ORIGIN, (self, layer_idx))
         self.written = layer_idx
         return keys, values
