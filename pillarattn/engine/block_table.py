@@ -33,11 +33,16 @@ class BlockTable:
         device: block number on the device by logical block, None where it is on the host.
         host: the other way round.
         version: grows with each change, for those who keep a copy.
+        away: blocks on the host. Each step asks every table, and few have any.
     """
 
     device: list[int | None] = field(default_factory=list)
     host: list[int | None] = field(default_factory=list)
     version: int = 0
+    away: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.away = sum(block is not None for block in self.host)
 
     def __len__(self) -> int:
         return len(self.device)
@@ -45,6 +50,8 @@ class BlockTable:
     @property
     def on_host(self) -> list[int]:
         """Logical blocks on the host, ascending."""
+        if not self.away:
+            return []
         return [i for i, block in enumerate(self.host) if block is not None]
 
     def resident(self) -> list[int]:
@@ -53,10 +60,9 @@ class BlockTable:
         Raises:
             RuntimeError: some block is on the host.
         """
-        blocks = [block for block in self.device if block is not None]
-        if len(blocks) != len(self.device):
+        if self.away:
             raise RuntimeError(f"logical blocks {self.on_host} are on the host; restore them first")
-        return blocks
+        return list(self.device)  # type: ignore[arg-type]
 
     def reserve(self, pool: BlockPool, tokens: int) -> None:
         """Make room for `tokens` tokens, or change nothing.
@@ -134,6 +140,7 @@ class BlockTable:
         for index, source, target in zip(blocks, sources, targets, strict=True):
             self.device[index], self.host[index] = None, target
             pool.release(source)  # type: ignore[arg-type]
+        self.away += len(blocks)
         self.version += 1
         return Move(request_id, "out", tuple(sources), tuple(targets))  # type: ignore[arg-type]
 
@@ -150,6 +157,7 @@ class BlockTable:
         for index, source, target in zip(blocks, sources, targets, strict=True):
             self.host[index], self.device[index] = None, target
             host.release(source)  # type: ignore[arg-type]
+        self.away -= len(blocks)
         self.version += 1
         return Move(request_id, "in", tuple(sources), tuple(targets))  # type: ignore[arg-type]
 
@@ -161,4 +169,5 @@ class BlockTable:
                 if block is not None:
                     owner.release(block)
             blocks.clear()
+        self.away = 0
         self.version += 1

@@ -222,6 +222,7 @@ class Tables(RuleBasedStateMachine):
         for table in self.live:
             places = zip(table.device, table.host, strict=True)
             assert all((d is None) != (h is None) for d, h in places)
+            assert table.away == sum(block is not None for block in table.host)
 
 
 TestTables = Tables.TestCase
