@@ -13,6 +13,7 @@ from pillarattn.engine.cuda_graph import GraphedPasses
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.packed_pass import PackedAttention, PackedStep, Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView
+from pillarattn.engine.pass_logits import PassLogits
 from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
 from pillarattn.patch.cache_adapter import PillarCache
@@ -102,7 +103,7 @@ class ModelRunner:
         self.graphs = GraphedPasses(is_on=is_on, device=self.device)
 
     @torch.no_grad()
-    def run(self, segments: list[Segment]) -> list[Tensor]:
+    def run(self, segments: list[Segment]) -> PassLogits:
         """Run one pass and return each segment's last `keep` logits, `[keep, V]` fp32."""
         needed = self.buffers.needs(segments) if self.uses_buffers else None
         if needed is None:
@@ -119,13 +120,14 @@ class ModelRunner:
             step.hand_over_scores()
             # The next pass may write where these are.
             logits = logits.to(torch.float32, copy=True)
-            return [logits[part.end - part.segment.keep : part.end] for part in step.parts]
+            spans = [(p.end - p.segment.keep, p.segment.keep) for p in step.parts]
+            return PassLogits(logits, spans)
         kept = [row for p in step.parts for row in range(p.end - p.segment.keep, p.end)]
         logits = self._kept_logits(step, step.inputs(), kept)
         step.hand_over_scores()
-        return list(logits.split([s.keep for s in segments]))
+        return PassLogits.in_order(logits, [s.keep for s in segments])
 
-    def _run_packed(self, segments: list[Segment]) -> list[Tensor]:
+    def _run_packed(self, segments: list[Segment]) -> PassLogits:
         """Run a pass in which requests attend one after the other."""
         ids = torch.tensor([t for s in segments for t in s.tokens], device=self.device)
         places = [p for s in segments for p in range(s.start, s.length)]
@@ -138,7 +140,7 @@ class ModelRunner:
             row for s, end in zip(segments, ends, strict=True) for row in range(end - s.keep, end)
         ]
         logits = self._kept_logits(PackedStep(segments, self.device), inputs, kept)
-        return list(logits.split([s.keep for s in segments]))
+        return PassLogits.in_order(logits, [s.keep for s in segments])
 
     def _kept_logits(
         self, step: PackedStep | MixedStep, inputs: dict[str, Tensor], kept: list[int]
