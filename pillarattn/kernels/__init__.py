@@ -1,6 +1,7 @@
 """Functions on tensors that the rest of the library computes with; each op is a package here."""
 
 from pillarattn.kernels.draft_attention import draft_attention
+from pillarattn.kernels.gumbel_argmax import gumbel_argmax
 from pillarattn.kernels.key_forecast import forecast_mass, forecast_moments
 from pillarattn.kernels.kv_append import kv_append
 from pillarattn.kernels.layer_ops import add_rms_norm, rotary_write, silu_mul
@@ -23,6 +24,7 @@ __all__ = [
     "draft_attention",
     "forecast_mass",
     "forecast_moments",
+    "gumbel_argmax",
     "kv_append",
     "mixed_attention",
     "paged_row_scores",
