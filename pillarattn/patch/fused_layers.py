@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama and Qwen shape in few launches, for recorded passes.
+"""Decoder layers of the Llama and Qwen shape in few launches.
 
 Hugging Face's layer launches dozens of kernels, most of which move a row of numbers and do little
 else: in a replayed pass of a small model they take most of the time. Here a norm, a rotation with
@@ -15,15 +15,13 @@ from inspect import unwrap
 from threading import Lock
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from pillarattn.datatypes import RowLengths
 from pillarattn.kernels.layer_ops import add_rms_norm, rotary_write, silu_mul
-from pillarattn.modules.cache import ContiguousLayer
 from pillarattn.patch.attention_function import attention_options
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.current_pass import find_cache
+from pillarattn.patch.fused_pools import ContiguousPools, FusedPools, OpenPools
 from pillarattn.patch.joined_weights import JoinedWeights
 
 # Layers whose forward is exactly the one below, by file and class.
@@ -89,82 +87,96 @@ class FusedLayers:
 
     Args:
         model: patched.
-        cache: passes that write to it are the ones meant; all others run the model's own code.
+        pools: of the cache: passes that write to it are the ones meant; all others run the model's
+            own code. A `PillarCache` stands for its `ContiguousPools`.
         switch: the model's.
         joined: weights side by side that an earlier run made of this model: filled anew, at the
             addresses that its recordings know. None: new ones are made where they are small.
         joins: whether there may be any.
+        kernels: of the small ops: "auto", "reference" or "triton".
 
     Attributes:
         layers: those that are fused; none if one of them cannot be.
         last_norm: the norm after them, likewise, or None.
         own: the identities of both.
+        ran: layers that ran fused since `active` was last entered.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        cache: PillarCache,
+        pools: FusedPools | PillarCache,
         switch: FusedSwitch,
         *,
         joined: JoinedWeights | None = None,
         joins: bool = True,
+        kernels: str = "auto",
     ) -> None:
-        self.cache = cache
+        self.pools = ContiguousPools(pools) if isinstance(pools, PillarCache) else pools
+        self.cache: Any = self.pools.cache
+        self.kernels = kernels
+        self.ran = 0
         self._switch = switch
-        # Slots of the pass that runs: all its layers write to the same places.
-        self._slots: tuple[RowLengths, int, Tensor] | None = None
         found = [module for module in model.modules() if _is_known(module)]
         self.layers = found if all(map(_can_fuse, found)) else []
         self.last_norm = _last_norm(model) if self.layers else None
         self.own = set(map(id, self.modules))
-        groups = [group for layer in self.layers for group in _groups(layer)] if joins else []
         self.joined = joined or JoinedWeights()
-        self.joined.fill(groups)
+        self._groups = [group for layer in self.layers for group in _groups(layer)] if joins else []
+        self.refill()
 
     @property
     def modules(self) -> list[Any]:
         """What is replaced."""
         return [*self.layers, *([] if self.last_norm is None else [self.last_norm])]
 
+    def refill(self) -> None:
+        """Copy joined weights anew: the model's have been written to."""
+        self.joined.fill(self._groups)
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Use the fused layers inside."""
-        self._slots = None
+        self.ran = 0
+        self.pools.begin()
         with self._switch.on(self):
             yield
-        self._slots = None
+        self.pools.begin()
 
     def run(self, module: Any, original: Any, hidden: Tensor, *others: Any, **kwargs: Any) -> Any:
         """Compute what a module of the model is called for."""
         if module is not self.last_norm:
             return self._layer(module, original, hidden, *others, **kwargs)
         rows = hidden.reshape(-1, hidden.shape[-1])
-        return _norm(module, rows, None)[0].view_as(hidden)
+        return self._norm(module, rows, None)[0].view_as(hidden)
 
     def _layer(
         self, layer: Any, original: Any, hidden_states: Tensor, *arguments: Any, **kwargs: Any
     ) -> Any:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         turn = kwargs.get("position_embeddings")
-        held = self.cache.layers
-        index = layer.self_attn.layer_idx
+        attention, opened = layer.self_attn, None
         if (
-            cache is not self.cache
-            or arguments
-            or turn is None
-            or index >= len(held)
-            or turn[0].shape[-1] != layer.self_attn.head_dim
-            or not _holds(held[index], hidden_states, layer.self_attn.head_dim)
+            cache is self.cache
+            and not arguments
+            and turn is not None
+            and turn[0].shape[-1] == attention.head_dim
         ):
+            heads = attention.v_proj.out_features // attention.head_dim
+            opened = self.pools.open(
+                attention.layer_idx, hidden_states, heads=heads, dim=attention.head_dim
+            )
+        if opened is None:
             return original(hidden_states, *arguments, **kwargs)
+        self.ran += 1
         batch, width, size = hidden_states.shape
         rows = hidden_states.reshape(-1, size)
-        normed, _ = _norm(layer.input_layernorm, rows, None)
-        attended = self._attend(layer.self_attn, normed, (batch, width), turn, kwargs)
-        normed, total = _norm(layer.post_attention_layernorm, attended, rows)
+        normed, _ = self._norm(layer.input_layernorm, rows, None)
+        attended = self._attend(attention, normed, (batch, width), opened, kwargs)
+        normed, total = self._norm(layer.post_attention_layernorm, attended, rows)
         mlp = layer.mlp
-        gated = silu_mul(self.joined.outputs([mlp.gate_proj, mlp.up_proj], normed))
+        both = self.joined.outputs([mlp.gate_proj, mlp.up_proj], normed)
+        gated = silu_mul(both, implementation=self.kernels)
         return (total + mlp.down_proj(gated)).view(batch, width, size)
 
     def _attend(
@@ -172,12 +184,12 @@ class FusedLayers:
         module: Any,
         normed: Tensor,
         shape: tuple[int, int],
-        turn: tuple[Tensor, Tensor],
+        opened: OpenPools,
         kwargs: dict[str, Any],
     ) -> Tensor:
         """Return the output of a layer's attention, `[B * Q, H]`; its keys go to the cache."""
-        batch, width = shape
-        held = self.cache.layers[module.layer_idx]
+        (batch, width), index = shape, module.layer_idx
+        turn = kwargs["position_embeddings"]
         cos, sin = (t.expand(batch, width, -1).reshape(batch * width, -1) for t in turn)
         norms = {}
         if hasattr(module, "q_norm"):
@@ -187,33 +199,24 @@ class FusedLayers:
             }  # fmt: skip
         linears = [module.q_proj, module.k_proj, module.v_proj]
         query = rotary_write(
-            self.joined.outputs(linears, normed), cos, sin,
-            slots=self._places(held, width), key_pool=_as_pool(held.key_buffer),
-            value_pool=_as_pool(held.value_buffer), **norms,
+            self.joined.outputs(linears, normed), cos, sin, slots=opened.slots,
+            key_pool=opened.keys, value_pool=opened.values, implementation=self.kernels, **norms,
         )  # fmt: skip
-        views = held.advance(width)
+        views = self.pools.advance(index, width)
         asked = {**kwargs, "scaling": module.scaling}
         asked.setdefault("sliding_window", getattr(module, "sliding_window", None))
         options = attention_options("sdpa", module, kwargs.get("attention_mask"), asked)
         heads = query.view(batch, width, -1, module.head_dim).transpose(1, 2)
-        step = self.cache.step
-        assert step is not None
-        out = self.cache.attention(heads, held, step, module.layer_idx, options, views)
+        cache = self.cache
+        out = cache.attention(heads, cache.layers[index], cache.step, index, options, views)
         attended: Tensor = module.o_proj(out.transpose(1, 2).reshape(batch * width, -1))
         return attended
 
-    def _places(self, held: ContiguousLayer, width: int) -> Tensor:
-        """Return the slot of each new token in `_as_pool` of any layer, `[B * Q]` int64."""
-        lengths = held.lengths
-        assert lengths is not None
-        assert held.key_buffer is not None
-        capacity = held.capacity * held.key_buffer.shape[1]
-        if self._slots is None or self._slots[:2] != (lengths, capacity):
-            first = torch.arange(len(lengths.host), device=lengths.device) * capacity
-            ahead = torch.arange(width, device=lengths.device)
-            slots = (first + lengths.tensor).unsqueeze(-1) + ahead
-            self._slots = lengths, capacity, slots.reshape(-1)
-        return self._slots[2]
+    def _norm(self, module: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(
+            hidden, residual, module.weight, eps=module.variance_epsilon,
+            implementation=self.kernels,
+        )  # fmt: skip
 
 
 def _last_norm(model: nn.Module) -> Any:
@@ -271,33 +274,3 @@ def _is_replaced(module: nn.Module) -> bool:
 def is_switch(forward: Any) -> bool:
     """Whether a forward is one that a `FusedSwitch` has given for a while."""
     return isinstance(getattr(getattr(forward, "func", None), "__self__", None), FusedSwitch)
-
-
-def _holds(held: Any, hidden: Tensor, head_dim: int) -> bool:
-    """Whether a cache layer keeps these tokens' keys as they are, and has its buffers already."""
-    if not isinstance(held, ContiguousLayer) or held.lengths is None or held.key_buffer is None:
-        return False
-    value = held.value_buffer
-    return (
-        held.holds_attended_keys
-        and held.key_buffer.dtype == hidden.dtype
-        and value is not None
-        and value.shape == held.key_buffer.shape
-        and value.shape[-1] == head_dim
-        and held.lengths.max + hidden.shape[1] <= held.capacity
-    )
-
-
-def _norm(module: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    return add_rms_norm(hidden, residual, module.weight, eps=module.variance_epsilon)
-
-
-def _as_pool(buffer: Tensor | None) -> Tensor:
-    """Return `[B, Hkv, C, D]` as slots, `[((B - 1) Hkv + 1) C, Hkv, D]`, without a copy.
-
-    Token i of row b is slot `b Hkv C + i`.
-    """
-    assert buffer is not None
-    batch, heads, capacity, dim = buffer.shape
-    size = ((batch - 1) * heads + 1) * capacity
-    return buffer.as_strided((size, heads, dim), (dim, capacity * dim, 1))

@@ -13,7 +13,8 @@ MOST_BYTES = 512 * 2**20
 class JoinedWeights:
     """Copies of the weights of such layers, one below the other, where they are small enough.
 
-    Copies follow the model at each `fill`, which every run begins with.
+    Copies follow the model at each `fill`, which every run begins with. They are no inference
+    tensors: a later run may not be in that mode, and writes to them.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class JoinedWeights:
             return
         if not all(map(_are_alike, groups)):
             return
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             for place, group in enumerate(groups):
                 weight = torch.cat([linear.weight for linear in group])
                 bias = None

@@ -11,10 +11,11 @@ from torch import nn
 import pillarattn
 from pillarattn.datatypes import LiveLengths, Phase, RowLengths
 from pillarattn.modules.step import StepState
-from pillarattn.patch import fused_layers, joined_weights
+from pillarattn.patch import joined_weights
 from pillarattn.patch.compat import cache_keyword
 from pillarattn.patch.current_pass import current_cache
 from pillarattn.patch.fused_layers import FusedLayers
+from pillarattn.patch.fused_pools import ContiguousPools
 from pillarattn.patch.joined_weights import JoinedWeights
 
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
@@ -189,13 +190,15 @@ def test_recorded_passes_use_them(rehearsed, pair, drafting, prompt, monkeypatch
 def test_a_cache_without_room_is_written_by_the_models_own_code(pair, prompt):
     _, patched = pair("llama")
     cache = cache_of(patched, prompt(1, 20))
-    held = cache.layers[0]
-    hidden = torch.zeros(1, 1, patched.config.hidden_size)
-    assert fused_layers._holds(held, hidden, 16)
-    assert not fused_layers._holds(held, hidden.double(), 16)
-    assert not fused_layers._holds(held, hidden.expand(1, 99, -1), 16)
+    pools, hidden = ContiguousPools(cache), torch.zeros(1, 1, patched.config.hidden_size)
+    assert pools.open(0, hidden, heads=2, dim=16) is not None
+    assert pools.open(0, hidden.double(), heads=2, dim=16) is None
+    assert pools.open(0, hidden, heads=4, dim=16) is None
+    assert pools.open(0, hidden.expand(1, 99, -1), heads=2, dim=16) is None
+    assert pools.open(2, hidden, heads=2, dim=16) is None
+    assert ContiguousPools(pillarattn.PillarCache()).open(0, hidden, heads=2, dim=16) is None
     with pytest.raises(ValueError, match="do not fit"):
-        held.advance(99)
+        pools.advance(0, 99)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -214,6 +217,19 @@ def test_joined_weights_are_copied_anew_to_where_they_were(biased):
     assert not torch.equal(apart, again)
     torch.testing.assert_close(joined.outputs(linears, rows), again)
     assert joined._memory[0][0].data_ptr() == place
+
+
+def test_joined_weights_made_in_inference_mode_can_be_filled_outside():
+    linears = [nn.Linear(6, n) for n in (4, 2)]
+    joined, rows = JoinedWeights(), torch.randn(3, 6)
+    with torch.inference_mode():
+        joined.fill([linears])
+        joined.outputs(linears, rows)
+    with torch.no_grad():
+        linears[0].weight.zero_()
+        joined.fill([linears])
+        apart = torch.cat([linear(rows) for linear in linears], dim=1)
+        torch.testing.assert_close(joined.outputs(linears, rows), apart)
 
 
 @pytest.mark.parametrize("first", [0, 1])
