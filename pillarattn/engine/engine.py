@@ -154,6 +154,7 @@ class Engine:
         """
         with self._inbox.held():
             self.scheduler.forget_pages()
+            self.runner.look_again()
 
     def reset_stats(self) -> None:
         """Start counting anew."""

@@ -84,6 +84,8 @@ class Intake:
 
     def enqueue(self, names: list[str]) -> None:
         """Hand the samples of one prompt to the scheduler, but those that have left already."""
+        if self.scheduler.is_idle:
+            self.runner.look_again()
         if self.config.prefix_cache and self.scheduler.is_idle:
             weights = weights_state(self.runner.model)
             if weights != self._weights:

@@ -13,6 +13,7 @@ from pillarattn.errors import UnsupportedModelError
 from pillarattn.patch.cache_adapter import ORIGIN
 from pillarattn.patch.cache_layers import PillarCacheLayer
 from pillarattn.patch.compat import Cache
+from pillarattn.patch.fused_pools import OpenPools
 
 
 class PagedLayer(PillarCacheLayer):
@@ -26,11 +27,18 @@ class PagedLayer(PillarCacheLayer):
         super().__init__()
         self.host: tuple[Tensor, ...] | None = None
 
-    def allocate(self, slots: int, keys: Tensor, values: Tensor) -> None:
-        """Make the buffers for tokens like `keys` and `values` `[1, Hkv, T, D]`, if missing."""
+    def allocate(self, slots: int, like: Tensor, *, heads: int, dims: tuple[int, int]) -> None:
+        """Make the buffers, if missing: keys and values of `heads` heads of `dims` numbers.
+
+        Args:
+            slots: tokens.
+            like: a tensor of their dtype and device.
+            heads: Hkv.
+            dims: D of keys and of values.
+        """
         if self.key_buffer is None:
-            self.key_buffer = keys.new_empty(slots, keys.shape[1], keys.shape[3])
-            self.value_buffer = values.new_empty(slots, values.shape[1], values.shape[3])
+            self.key_buffer = like.new_empty(slots, heads, dims[0])
+            self.value_buffer = like.new_empty(slots, heads, dims[1])
 
     def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put T tokens `[1, Hkv, T, D]` into `slots` `[T]`."""
@@ -89,15 +97,28 @@ class PagedCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the pass's tokens and hand the new ones back, marked with where they belong."""
-        while len(self.layers) <= layer_idx:
-            self.layers.append(PagedLayer())
-        layer = self.layers[layer_idx]
-        layer.allocate(self.slots + self.block_size, key_states, value_states)
+        dims = key_states.shape[3], value_states.shape[3]
+        layer = self.layer_for(layer_idx, key_states, heads=key_states.shape[1], dims=dims)
         layer.write(self.step.slots, key_states, value_states)
         keys = key_states.view_as(key_states)
         setattr(keys, ORIGIN, (self, layer_idx))
         self.written = layer_idx
         return keys, value_states
+
+    def layer_for(
+        self, index: int, like: Tensor, *, heads: int, dims: tuple[int, int]
+    ) -> PagedLayer:
+        """Return a layer with its buffers, which are made for such tokens where it has none.
+
+        Args:
+            index: of the layer.
+            like, heads, dims: see `PagedLayer.allocate`.
+        """
+        while len(self.layers) <= index:
+            self.layers.append(PagedLayer())
+        layer: PagedLayer = self.layers[index]
+        layer.allocate(self.slots + self.block_size, like, heads=heads, dims=dims)
+        return layer
 
     def move(self, moves: tuple[Move, ...]) -> None:
         """Copy blocks as planned, in order."""
@@ -130,6 +151,38 @@ class PagedCache(Cache):
 
     def _slots(self, blocks: tuple[int, ...], device: torch.device) -> Tensor:
         return block_slots(list(blocks), self.block_size).to(device)
+
+
+class PagedPools:
+    """The pool as fused layers see it: a pass's tokens go to the slots of its step.
+
+    Args:
+        cache: the pool.
+    """
+
+    def __init__(self, cache: PagedCache) -> None:
+        self.cache = cache
+
+    def begin(self) -> None:
+        """Do nothing: each step says anew where its tokens go."""
+
+    def open(self, index: int, hidden: Tensor, *, heads: int, dim: int) -> OpenPools | None:
+        """See `FusedPools.open`; a layer without buffers gets them."""
+        layer = self.cache.layer_for(index, hidden, heads=heads, dims=(dim, dim))
+        keys, values = layer.key_buffer, layer.value_buffer
+        assert keys is not None
+        assert values is not None
+        wanted = heads, dim
+        if not layer.holds_attended_keys or keys.dtype != hidden.dtype:
+            return None
+        if keys.shape[1:] != wanted or values.shape[1:] != wanted:
+            return None
+        return OpenPools(keys, values, self.cache.step.slots)
+
+    def advance(self, index: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return the layer's pool, `[1, Hkv, slots, D]`: lengths are the step's affair."""
+        layer: PagedLayer = self.cache.layers[index]
+        return layer.pool_views(1)
 
 
 def block_slots(blocks: list[int], block_size: int) -> Tensor:

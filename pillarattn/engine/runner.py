@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Phase
 from pillarattn.engine.cuda_graph import GraphedPasses
+from pillarattn.engine.fused_passes import FusedPasses
 from pillarattn.engine.mixed_step import MixedStep
+from pillarattn.engine.model_watch import Change, ModelWatch
 from pillarattn.engine.packed_pass import PackedAttention, PackedStep, Segment
-from pillarattn.engine.paged_cache import PagedCache, RequestView
+from pillarattn.engine.packing_check import PackingCheck
+from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.pass_logits import PassLogits
 from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
@@ -24,16 +27,17 @@ from pillarattn.patch.compat import (
     decode_context,
 )
 from pillarattn.patch.current_pass import current_cache
+from pillarattn.patch.obstacle import obstacle
 from pillarattn.patch.record import RECORD, PatchRecord
 from pillarattn.patch.support import field, rope_types
 from pillarattn.patch.tensor_parallel import ranks_of
 from pillarattn.patch.wrappers import inner_model, weights_device
 
-# Largest gap to plain passes, relative to the spread of the logits. Near 1e-6 in fp32; in half
-# precision the root mean square counts, 0.03 to 0.05 in bf16 on a model of 30 layers.
-EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.12
 # What a forward raises that was given inputs it does not expect.
 FAULTS = (RuntimeError, TypeError, IndexError, AttributeError, KeyError, AssertionError)
+
+# Slots, host slots and block size of the pool that it is tried with.
+PREFLIGHT_CACHE = 32, 0, 1
 
 
 class ModelRunner:
@@ -49,7 +53,8 @@ class ModelRunner:
         graphs: record passes as CUDA graphs on a GPU.
 
     Attributes:
-        uses_buffers: whether requests attend by one call a layer, over `StepBuffers`.
+        uses_buffers: whether requests attend by one call a layer, over `StepBuffers`, and layers
+            may be fused.
 
     Raises:
         NotPatchedError: the model is not patched.
@@ -83,40 +88,92 @@ class ModelRunner:
         )
         self._takes_logits_to_keep = self.model._supports_logits_to_keep()
         self.attention = PackedAttention(self.name, kernels=kernels)
+        self.fused = FusedPasses(self.model, record.fused, kernels=kernels)
+        self._watch = ModelWatch(self.model)
         if preflight and self.device.type != "meta":
-            self._set_cache(32, 0, 1)
-            try:
-                self._check_packing()
-            except FAULTS as error:
-                raise UnsupportedModelError(
-                    f"{self.name} could not run a packed pass ({type(error).__name__}: {error}); "
-                    "use model.generate(assistant=) instead"
-                ) from error
+            self._preflight()
         self._set_cache(slots, host_slots, block_size)
+
+    def look_again(self) -> None:
+        """Look closely at the model before the next pass; any thread may say so.
+
+        To be called wherever weights, adapters, hooks or parts may have changed.
+        """
+        self._watch.ask()
 
     def _set_cache(self, slots: int, host_slots: int, block_size: int) -> None:
         self.cache = PagedCache(
             slots=slots, host_slots=host_slots, block_size=block_size, attention=self.attention
         )
         self.buffers = StepBuffers(self.cache, self.device)
+        self.fused.use(self.cache)
+        self._renew_graphs()
+
+    def _renew_graphs(self) -> None:
         is_on = self.graphs_on and self.device.type == "cuda"
         self.graphs = GraphedPasses(is_on=is_on, device=self.device)
+        if is_on:
+            self.graphs.reason = obstacle(self.model, PillarCache())
+
+    def _preflight(self) -> None:
+        """Make sure that packed passes give the logits of plain ones, fused layers or not."""
+        check = PackingCheck(self.model, self.device)
+        self.fused.is_on = False
+        self._set_cache(*PREFLIGHT_CACHE)
+        try:
+            gap = check.gap(self.cache, self.run)
+        except FAULTS as error:
+            raise UnsupportedModelError(
+                f"{self.name} could not run a packed pass ({type(error).__name__}: {error}); "
+                "use model.generate(assistant=) instead"
+            ) from error
+        if not gap <= check.allowed:
+            raise UnsupportedModelError(
+                f"{self.name}: requests packed into one pass differ from each on its own by "
+                f"{gap:.2g} of the logits' spread (allowed: {check.allowed:g}); "
+                "use model.generate(assistant=) instead"
+            )
+        self.fused.is_on = True
+        if self.fused.has_layers:
+            self._set_cache(*PREFLIGHT_CACHE)
+            gap = check.gap(self.cache, self.run)
+            if not gap <= check.allowed:
+                self.fused.give_up(gap, check.allowed)
+
+    def _look(self) -> None:
+        """Follow what has changed in the model since the last pass."""
+        if not self._watch.is_due():
+            return
+        try:
+            with self.record.active(), self.record.own_code.active(self.model):
+                change = self._watch.look()
+                if change is Change.CODE:
+                    self.graphs.close()
+                    self._renew_graphs()
+                    self.fused.renew()
+                elif change is Change.WEIGHTS:
+                    self.fused.refill()
+        except BaseException:
+            # Half of it may have been followed.
+            self._watch.forget()
+            raise
 
     @torch.no_grad()
     def run(self, segments: list[Segment]) -> PassLogits:
         """Run one pass and return each segment's last `keep` logits, `[keep, V]` fp32."""
-        needed = self.buffers.needs(segments) if self.uses_buffers else None
+        if not self.uses_buffers:
+            return self._run_packed(segments)
+        self._look()
+        needed = self.buffers.needs(segments)
         if needed is None:
             return self._run_packed(segments)
         step = self.buffers.load(segments, needed)
         if step.is_steady:
 
             def play() -> Tensor:
-                step.begin()
                 return self._forward(step, step.inputs())
 
-            live = sum(len(s.tokens) for s in segments)
-            logits = self.graphs.run(step.kind, self.buffers.generation, play, live=live)
+            logits = self._steady(step, play)
             step.hand_over_scores()
             # The next pass may write where these are.
             logits = logits.to(torch.float32, copy=True)
@@ -126,6 +183,13 @@ class ModelRunner:
         logits = self._kept_logits(step, step.inputs(), kept)
         step.hand_over_scores()
         return PassLogits.in_order(logits, [s.keep for s in segments])
+
+    def _steady(self, step: MixedStep, play: Callable[[], Tensor]) -> Tensor:
+        """Return the logits of a pass that may be recorded, which hold until the next one."""
+        # Weights in half precision are copies there that end with the user's block.
+        if not self.fused.is_settled or torch.is_autocast_enabled(self.device.type):
+            return play()
+        return self.graphs.run(step.kind, self.buffers.generation, play, live=_live(step))
 
     def _run_packed(self, segments: list[Segment]) -> PassLogits:
         """Run a pass in which requests attend one after the other."""
@@ -154,7 +218,24 @@ class ModelRunner:
         return self._forward(step, {**inputs, "logits_to_keep": wanted})[: len(kept)].float()
 
     def _forward(self, step: PackedStep | MixedStep, inputs: dict[str, Tensor]) -> Tensor:
-        """Run the model and return its logits, `[rows, V]`."""
+        """Run the model, by fused layers where it has such; return its logits, `[rows, V]`."""
+        if not self.uses_buffers or torch.is_autocast_enabled(self.device.type):
+            return self._run_model(step, inputs)
+        if isinstance(step, PackedStep):
+            return self.fused.run(lambda: self._run_model(step, inputs), live=None)
+        seeds = [part.segment.seeds for part in step.parts if part.segment.seeds is not None]
+        kept = [dict(state.seeds) for state in seeds]
+
+        def play() -> Tensor:
+            # What an earlier run of the same pass has left is not there for this one.
+            step.begin()
+            for state, before in zip(seeds, kept, strict=True):
+                state.seeds = dict(before)
+            return self._run_model(step, inputs)
+
+        return self.fused.run(play, live=_live(step))
+
+    def _run_model(self, step: PackedStep | MixedStep, inputs: dict[str, Tensor]) -> Tensor:
         given: dict[str, Any] = {**inputs, "use_cache": True, cache_keyword(): self.cache}
         self.cache.step = step
         try:
@@ -169,41 +250,10 @@ class ModelRunner:
             self.cache.step = None
         return logits
 
-    def _check_packing(self) -> None:
-        """Compare two texts packed into one pass, in two chunks, with each on its own."""
-        config = self.model.config.get_text_config(decoder=True)
-        generator = torch.Generator().manual_seed(20251201)
-        texts = [
-            torch.randint(1, config.vocab_size, (n,), generator=generator).tolist() for n in (9, 6)
-        ]
-        with torch.no_grad():
-            plain = [
-                self.model(input_ids=torch.tensor([t], device=self.device), use_cache=False)
-                for t in texts
-            ]
-        slots = torch.randperm(32, generator=generator).to(self.device)
-        spans = [slots[:9], slots[9:15]]
-        view = RequestView(self.cache, reads_keys=False)
-        gaps = []
-        for begin, end in ((0, 4), (4, 9)):
-            segments = [
-                Segment(str(i), Phase.VERIFY, t[begin:end], begin, view, span[: min(end, len(t))],
-                        keep=len(t[begin:end]))
-                for i, (t, span) in enumerate(zip(texts, spans, strict=True))
-            ]  # fmt: skip
-            for output, logits in zip(plain, self.run(segments), strict=True):
-                gaps.append(logits - output.logits[0, begin:end].float())
-        spread = torch.cat([p.logits[0] for p in plain]).float().std().clamp_min(1e-6)
-        is_exact = self.model.dtype in (torch.float32, torch.float64)
-        joined = torch.cat(gaps)
-        size = joined.abs().max() if is_exact else joined.square().mean().sqrt()
-        gap, allowed = float(size / spread), EXACT_TOLERANCE if is_exact else COARSE_TOLERANCE
-        if not gap <= allowed:
-            raise UnsupportedModelError(
-                f"{self.name}: requests packed into one pass differ from each on its own by "
-                f"{gap:.2g} of the logits' spread (allowed: {allowed:g}); "
-                "use model.generate(assistant=) instead"
-            )
+
+def _live(step: MixedStep) -> int:
+    """Return how many rows of a pass are somebody's, the first ones."""
+    return sum(len(part.segment.tokens) for part in step.parts)
 
 
 def refusal(model: PreTrainedModel, record: PatchRecord) -> str | None:
