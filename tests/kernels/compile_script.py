@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from pillarattn.kernels.gumbel_argmax import triton_kernel as gumbel
 from pillarattn.kernels.key_forecast import launch as key_forecast
 from pillarattn.kernels.key_forecast.features import FEATURES
 from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
@@ -31,6 +32,8 @@ SHARED_BYTES = 227 * 1024
 # Loops over keys, of which the next step's must be on their way while a step computes. The compiler
 # says nothing where it cannot queue them, and the kernel then takes twice as long.
 QUEUED_LOOPS = {"mixed_kernel": 2}
+# Kernels whose fp64 must be the reference's bit for bit: a fused product and sum is rounded once.
+UNFUSED = {"_choose_kernel"}
 
 
 class Hopper:
@@ -63,6 +66,8 @@ def compile_only() -> list[str]:
         queued, wanted = sum(int(n) > 0 for n in waits), QUEUED_LOOPS.get(name, 0)
         if options.get("num_stages", 0) > 2 and queued < wanted:
             raise ValueError(f"{name} queues the loads of {queued} loops, not of {wanted}")
+        if name in UNFUSED and re.search(r"fma\S*\.f64", kernel.asm["ptx"]):
+            raise ValueError(f"{name} fuses products and sums of fp64")
         compiled.append(name)
 
     driver.set_active(Hopper())
@@ -157,6 +162,13 @@ def layers(*, rows: int, heads: int, kv_heads: int, dim: int, normed: bool) -> N
     )  # fmt: skip
 
 
+def gumbel_argmax(*, rows: int, size: int, dtype: torch.dtype) -> None:
+    """Compile for logits of one shape."""
+    gumbel.gumbel_argmax(
+        torch.zeros(rows, size, dtype=dtype), torch.zeros(rows, 3, dtype=torch.int64)
+    )
+
+
 CASES: dict[str, Callable[[], None]] = {
     "mixed": lambda: mixed_attention(batch=3, rows=9, heads=32, kv_heads=8, dim=128),
     "mixed ones": lambda: mixed_attention(batch=1, rows=1, heads=1, kv_heads=1, block=1),
@@ -174,6 +186,9 @@ CASES: dict[str, Callable[[], None]] = {
     "pool ones": lambda: pool_layers(layers=1, batch=1, heads=1, queries=1, size=1),
     "forecast": lambda: forecast(rows=4, heads=8, size=3000, dtype=torch.uint8, first=False),
     "forecast ones": lambda: forecast(rows=1, heads=1, size=1, dtype=FP32, first=True),
+    "gumbel": lambda: gumbel_argmax(rows=300, size=8192, dtype=FP32),
+    "gumbel few": lambda: gumbel_argmax(rows=16, size=50257, dtype=BF16),
+    "gumbel ones": lambda: gumbel_argmax(rows=1, size=1, dtype=torch.float16),
     "layers": lambda: layers(rows=4, heads=32, kv_heads=8, dim=128, normed=True),
     "layers ones": lambda: layers(rows=1, heads=1, kv_heads=1, dim=2, normed=False),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from pillarattn.kernels.gumbel_argmax import reference
 __all__ = ["gumbel_argmax"]
 
 register("gumbel_argmax", "reference", reference.gumbel_argmax)
+register("gumbel_argmax", "triton", "pillarattn.kernels.gumbel_argmax.triton_kernel:gumbel_argmax")
 
 
 def gumbel_argmax(logits: Tensor, keys: Tensor, *, implementation: str = "auto") -> Tensor:
@@ -37,6 +38,8 @@ def gumbel_argmax(logits: Tensor, keys: Tensor, *, implementation: str = "auto")
     if keys.dtype != torch.int64:
         raise ValueError(f"keys must be int64, got {keys.dtype}; convert them")
     check_one_device(logits=logits, keys=keys)
-    draw = choose("gumbel_argmax", implementation, logits, keys)
+    # The kernel's bounds are fp32, which does not hold every fp64 number.
+    unsupported = "fp64" if logits.dtype == torch.float64 else None
+    draw = choose("gumbel_argmax", implementation, logits, keys, unsupported=unsupported)
     tokens: Tensor = draw(logits, keys)
     return tokens

@@ -82,25 +82,26 @@ def scores(logits: Tensor, tokens: Tensor, words: Tensor) -> Tensor:
         words: `[N, 4]` int32, each token's row of `row_words`.
     """
     spread = tokens.to(torch.int32) * SPREAD
-    high = token_words(spread, words[:, 0], words[:, 1]).double()
-    low = token_words(spread, words[:, 2], words[:, 3]).double()
+    high, low = token_words(spread, words.T[0::2], words.T[1::2]).double()
     uniform = high * 2.0**-WORD_BITS + (low + 0.5) * 4.0**-WORD_BITS
     uniform = uniform.clamp_max(LARGEST_UNIFORM)
     # -log(1 - u): a small u is not taken from 1, since small exponentials are what wins.
     small = uniform < 0.25
-    near = _log_near_one(torch.where(small, -uniform, 0.0))
-    exponential = -torch.where(small, near, _log(1.0 - uniform))
-    return logits.double() - _log(exponential)
+    exponent, rest = _split(1.0 - uniform)
+    exponent, rest = exponent.masked_fill_(small, 0.0), torch.where(small, -uniform, rest)
+    exponential = -(exponent * LN2 + _log_near_one(rest))
+    exponent, rest = _split(exponential)
+    return logits.double() - (exponent * LN2 + _log_near_one(rest))
 
 
-def _log(x: Tensor) -> Tensor:
-    """Return the natural logarithm of positive normal fp64 numbers, to about an ulp."""
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return e and y with x = 2^e (1 + y), 1 + y near 1, of positive normal fp64 numbers."""
     bits = x.view(torch.int64)
     exponent = (bits >> 52) - 1023
     mantissa = ((bits & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
     upper = mantissa > 1.4142135623730951
     mantissa = torch.where(upper, mantissa * 0.5, mantissa)
-    return (exponent + upper).double() * LN2 + _log_near_one(mantissa - 1.0)
+    return (exponent + upper).double(), mantissa - 1.0
 
 
 def _log_near_one(x: Tensor) -> Tensor:
@@ -109,5 +110,5 @@ def _log_near_one(x: Tensor) -> Tensor:
     square = s * s
     total = torch.full_like(square, SERIES[0])
     for factor in SERIES[1:]:
-        total = total * square + factor
-    return (s + s) * total
+        total.mul_(square).add_(factor)
+    return total.mul_(s + s)

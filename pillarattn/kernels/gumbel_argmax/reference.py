@@ -16,7 +16,13 @@ from pillarattn.kernels.gumbel_argmax.noise import (
 )
 
 # Logits that are worked on at once, so that they stay in a core's cache.
-AT_ONCE = 1 << 16
+AT_ONCE = 1 << 17
+# Tokens of which one maximum is taken first: that is quicker than to look for where it is.
+BLOCK = 256
+# A fp32 number is 2^e (1 + m), its bits are (e + 127 + m) 2^23, and log2(1 + m) is at least m.
+LOG_BIT = LN2 * 2.0**-23
+# Left out of a bound: a uniform number counts its word's last bits, an exponent is 127 too large.
+OFFSET = (127 + WORD_BITS) * LN2
 # More than fp32 arithmetic puts a bound wrong by: a part of it, and an amount beside that.
 SLACK_SHARE = 2.0**-20
 SLACK = 1e-4
@@ -46,24 +52,37 @@ def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
 
 
 def _contenders(logits: Tensor, words: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows and tokens that may win, some more among them; none of an impossible row.
-
-    An exponential variable E of a uniform u is at least u + u^2 / 2, and so
-    logit - log(u + u^2 / 2), for u rounded down, is at least logit - log(E).
-    """
-    first, second = words[:, 0, None], words[:, 1, None]
-    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    u = token_words(spread, first, second).to(kind)
-    # In units of a word's last bit. A word of 0 is not below what the second word adds to it.
-    rate = torch.mul(u, 2.0 ** -(WORD_BITS + 1)).add_(1.0).mul_(u).add_(2.0 ** -(WORD_BITS + 1))
-    bound = torch.sub(logits, rate.log_(), out=rate)
-    top, lead = bound.max(dim=1, keepdim=True)
-    # What the leader reaches at least, from u rounded up.
-    word = token_words(spread[lead], first, second).double()
+    """Return the rows and tokens that may win, some more among them; none of an impossible row."""
+    bound = _bounds(logits, words, spread)
+    blocks = bound.amax(dim=2)
+    top, block = blocks.max(dim=1, keepdim=True)
+    lead = bound[torch.arange(len(bound), device=bound.device), block[:, 0]].argmax(1, keepdim=True)
+    lead += block * BLOCK
+    # What the leader reaches at least, from its uniform number rounded up.
+    word = token_words(spread[lead], words[:, 0, None], words[:, 1, None]).double()
     most = ((word + 1.0) * 2.0**-WORD_BITS).clamp_max(LARGEST_UNIFORM)
     sure = logits.gather(1, lead).double() - (-torch.log1p(-most)).log()
-    needed = sure - WORD_BITS * LN2 - SLACK - sure.abs() * SLACK_SHARE
+    needed = sure - OFFSET - SLACK - sure.abs() * SLACK_SHARE
     # NaN is reached by none.
-    needed = torch.where(top.isfinite(), needed, torch.nan).to(kind)
-    row, token = (bound >= needed).nonzero(as_tuple=True)
-    return row, token
+    needed = torch.where(top.isfinite(), needed, torch.nan).to(bound.dtype)
+    row, block = (blocks >= needed).nonzero(as_tuple=True)
+    some, place = (bound[row, block] >= needed[row]).nonzero(as_tuple=True)
+    return row[some], block[some] * BLOCK + place
+
+
+def _bounds(logits: Tensor, words: Tensor, spread: Tensor) -> Tensor:
+    """Return what no sum exceeds, less `OFFSET`, `[rows, blocks, BLOCK]`; -inf past the last token.
+
+    An exponential variable E of a uniform u is at least u + u^2 / 2, and so
+    logit - log(u + u^2 / 2), for u rounded down, is at least logit - log(E). So is what takes the
+    place of the logarithm with less than it.
+    """
+    rows, size = logits.shape
+    u = token_words(spread, words[:, 0, None], words[:, 1, None]).float()
+    # In units of a word's last bit. A word of 0 is not below what the second word adds to it.
+    rate = torch.mul(u, 2.0 ** -(WORD_BITS + 1)).add_(1.0).mul_(u).add_(2.0 ** -(WORD_BITS + 1))
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    bound = torch.full((rows, -(-size // BLOCK), BLOCK), -torch.inf, dtype=kind, device=u.device)
+    bits = u.copy_(rate.view(torch.int32))
+    torch.sub(logits, bits, alpha=LOG_BIT, out=bound.view(rows, -1)[:, :size])
+    return bound
