@@ -71,7 +71,7 @@ def test_the_tables_are_the_records():
     folder = ROOT / "benchmarks" / "results"
     lines = (folder / "forecast_ladder_cpu.jsonl").read_text().splitlines()[1:]
     found = {(r["label"], r["k"], r["s"], r["text"]): r for r in map(json.loads, lines)}
-    section = TEXT[TEXT.index("## Measured") : TEXT.index("## Limits")]
+    section = TEXT[TEXT.index("## Measured") : TEXT.index("### Unseen texts")]
     texts = re.search(r"^\| k = 8, s = 0.05 \| (.*) \| mean \|$", section, re.MULTILINE)[1]
     texts = texts.split(" | ")
     weighted = "forecast, layer weights"
@@ -115,6 +115,20 @@ def test_the_line_of_short_contexts_is_its_record():
         cells.split(" | "), ("olympiadbench", "aime", "code", "prose"), strict=True
     ):
         assert cell == " / ".join(f"{found[label, text]:.2f}" for label in labels)
+
+
+def test_the_unseen_texts_are_their_record():
+    path = ROOT / "benchmarks" / "results" / "forecast_unseen_cpu.jsonl"
+    section = TEXT[TEXT.index("### Unseen texts") : TEXT.index("### In generation")]
+    rows = re.findall(r"^\| (.*) \| (\d.*) \| (\d.*) \| (\+\d+%) \|$", section, re.MULTILINE)
+    records = list(map(json.loads, path.read_text().splitlines()))
+    assert [row[0] for row in rows] == [record["about"]["text"] for record in records]
+    for (_, *cells, gain), record in zip(rows, records, strict=True):
+        means = [r["mean_accepted"] for r in record["records"]]
+        assert [r["strategy"] for r in record["records"]] == ["pillar", "forecast"]
+        for cell, r in zip(cells, record["records"], strict=True):
+            assert cell == f"{r['mean_accepted']:.2f} ± {r['standard_error']:.2f}"
+        assert gain == f"+{means[1] / means[0] - 1:.0%}"
 
 
 def test_the_generation_table_is_the_record():
