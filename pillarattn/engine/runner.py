@@ -82,10 +82,7 @@ class ModelRunner:
             )
         self.device, self.graphs_on = weights_device(self.model), graphs
         kernels = self.record.kernels if kernels == "auto" else kernels
-        # On a CPU each request by itself is faster: there is no launch to save.
-        self.uses_buffers = kernels == "triton" or (
-            kernels == "auto" and self.device.type == "cuda"
-        )
+        self.uses_buffers = wants_buffers(kernels, self.device)
         self._takes_logits_to_keep = self.model._supports_logits_to_keep()
         self.attention = PackedAttention(self.name, kernels=kernels)
         self.fused = FusedPasses(self.model, record.fused, kernels=kernels)
@@ -249,6 +246,11 @@ class ModelRunner:
         finally:
             self.cache.step = None
         return logits
+
+
+def wants_buffers(kernels: str, device: torch.device) -> bool:
+    """Whether one call a layer is faster: on a CPU there is no launch to save."""
+    return kernels == "triton" or (kernels == "auto" and device.type == "cuda")
 
 
 def _live(step: MixedStep) -> int:
