@@ -13,7 +13,7 @@ from pillarattn.engine.block_pool import BLOCK_SIZES
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.phases import PHASE_POLICIES
 from pillarattn.engine.request import ACCEPTANCE_RULES
-from pillarattn.engine.scheduler import ADMISSIONS, SchedulerConfig
+from pillarattn.engine.scheduler_config import ADMISSIONS, SchedulerConfig
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class Entry:
         wish: drafts of the current round at most; None: `k`.
         named: pages that have their names in the pool.
         fresh: tokens at the prompt's end that it computes itself in any case, >= 1.
+        in_flight: whether a pass runs for it whose end nobody has looked at: how far it is, only
+            the device knows.
     """
 
     request_id: str
@@ -65,6 +67,7 @@ class Entry:
     wish: int | None = None
     named: int = 0
     fresh: int = 1
+    in_flight: bool = False
 
     @property
     def prefill_target(self) -> int:

@@ -11,48 +11,7 @@ from pillarattn.engine.kv_manager import Entry, KVManager
 from pillarattn.engine.page_names import PageNames
 from pillarattn.engine.phases import PHASE_POLICIES
 from pillarattn.engine.request import RequestState
-
-ADMISSIONS = ("optimistic", "reserve")
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Settings of a `Scheduler`.
-
-    Attributes:
-        num_blocks: blocks of the device's pool.
-        block_size: tokens of a block: 1, 16 or 64.
-        host_blocks: blocks of the host's pool; 0 drops victims and computes them again.
-        max_batch: requests that are on the device at a time, >= 1.
-        prefill_chunk: prompt tokens of a step, over all requests, >= 1.
-        phases: "unified" or "lockstep": see `phases`.
-        admission: "optimistic" admits what fits now; "reserve" what fits at its full length.
-        eviction: "fifo", "lifo", "shortest", "lru" or "heat": see `eviction`.
-        offload_chunk: tokens that move to or from the host at a time, >= 1.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    num_blocks: int
-    block_size: int = 16
-    host_blocks: int = 0
-    max_batch: int = 64
-    prefill_chunk: int = 256
-    phases: str = "unified"
-    admission: str = "optimistic"
-    eviction: str = "lifo"
-    offload_chunk: int = 1024
-
-    def __post_init__(self) -> None:
-        for name in ("num_blocks", "max_batch", "prefill_chunk", "offload_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.admission not in ADMISSIONS:
-            raise ValueError(
-                f"admission must be one of {', '.join(map(repr, ADMISSIONS))}, "
-                f"got {self.admission!r}"
-            )
+from pillarattn.engine.scheduler_config import SchedulerConfig
 
 
 @dataclass(frozen=True)
@@ -84,7 +43,7 @@ class StepPlan:
         prefills: chunks of prompts.
         drafts: requests that draft one token.
         verifies: requests that verify, and the rows of each: the newest token and its drafts.
-        idle: requests that wait for their turn, or for what is on the host.
+        idle: requests that wait for their turn, for what is on the host, or for their last pass.
         cooled: blocks that leave while their requests draft on.
     """
 
@@ -181,12 +140,17 @@ class Scheduler:
             )
 
     def plan(self) -> StepPlan:
-        """Return the next step, and take the room that it needs."""
+        """Return the next step, and take the room that it needs.
+
+        While passes are in flight it may only be asked for where `is_calm`: nobody takes room away
+        from a request that may have grown.
+        """
         self.step += 1
         self.kv.begin_step()
         self._shared: dict[str, int] = {}
         everybody = list(self.entries.values())
-        failed = self.kv.grow(self._in(RequestState.DECODE), everybody)
+        growing = [e for e in self._in(RequestState.DECODE) if not e.in_flight]
+        failed = self.kv.grow(growing, everybody)
         self.kv.call_back(self._in(RequestState.DECODE))
         forks: list[tuple[str, str]] = []
         if not (self.kv.stopped or self.kv.dropped or self.kv.cooled or failed):
@@ -195,12 +159,14 @@ class Scheduler:
                 failed += self.kv.grow([back] if back else [], everybody)
             elif not any(e.table.on_host for e in everybody):
                 forks = self._admit()
-        ready = [e for e in self._in(RequestState.DECODE) if e not in failed]
+        decoding = self._in(RequestState.DECODE)
+        ready = [e for e in decoding if not e.in_flight and e not in failed]
         phases = self.phases.split([e.progress for e in ready if not e.table.on_host])
         # Of these some is away: they may draft, and not verify.
         part = [e.progress for e in ready if e.table.on_host]
         drafts = [*phases.drafts, *(p for p in part if not p.is_due)]
         idle = [*phases.idle, *(p for p in part if p.is_due)]
+        flying = [e for e in decoding if e.in_flight]
         prefills = self._chunks()
         return StepPlan(
             moves=tuple(self.kv.moves),
@@ -211,9 +177,37 @@ class Scheduler:
             prefills=tuple(prefills),
             drafts=tuple(p.request_id for p in drafts),
             verifies=tuple((p.request_id, p.verify_rows) for p in phases.verifies),
-            idle=tuple(p.request_id for p in idle),
+            idle=tuple([*(p.request_id for p in idle), *(e.request_id for e in flying)]),
             cooled=self.kv.cooled,
         )
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the next plan moves nothing and evicts nobody, who is in flight included."""
+        needed = 0
+        for entry in self.entries.values():
+            if entry.state is RequestState.OFFLOADED or entry.table.away:
+                return False
+            if entry.state is RequestState.DECODE and not entry.in_flight:
+                needed += max(0, self.pool.blocks_for(entry.tokens_next) - len(entry.table))
+        return needed <= self.pool.free
+
+    def launched(self, plan: StepPlan) -> None:
+        """Report that a plan's pass runs; `landed` will say of each emitting request what came.
+
+        Drafts count at once: what they are is known on the device, and where they are here.
+        """
+        for chunk in plan.prefills:
+            self.prefilled(chunk.request_id, chunk.tokens)
+            self.entries[chunk.request_id].in_flight = chunk.emits
+        for name in plan.drafts:
+            self.drafted(name)
+        for name, _ in plan.verifies:
+            self.entries[name].in_flight = True
+
+    def landed(self, request_id: str) -> None:
+        """Report that a request's pass has been looked at; `verified` may follow."""
+        self.entries[request_id].in_flight = False
 
     def drafted(self, request_id: str) -> None:
         """Report that a request has one draft more."""
@@ -338,10 +332,12 @@ class Scheduler:
         if entry.root is None or entry.is_resumed:
             return None
         kin = [e for e in active if e.root == entry.root]
+        waits = [e for e in kin if e.state is RequestState.PREFILL or e.in_flight]
         ready = [e for e in kin if e.state is RequestState.DECODE and not e.table.on_host]
+        ready = [e for e in ready if not e.in_flight]
         if ready:
             return ready[0]
-        return entry if any(e.state is RequestState.PREFILL for e in kin) else None
+        return entry if waits else None
 
     def _has_reserve(self, entry: Entry, active: list[Entry]) -> bool:
         if self.config.admission == "optimistic":

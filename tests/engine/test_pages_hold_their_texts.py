@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pillarattn.engine.block_table import Move
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.page_names import PageNames
-from pillarattn.engine.scheduler import Scheduler, SchedulerConfig
+from pillarattn.engine.scheduler import Scheduler
+from pillarattn.engine.scheduler_config import SchedulerConfig
 
 
 class Pages:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pillarattn.engine.scheduler import SchedulerConfig
+from pillarattn.engine.scheduler_config import SchedulerConfig
 from pillarattn.evaluation.cluster_day import MODES, Arrival, Day, Replica, arrivals, simulate_day
 from pillarattn.evaluation.step_clock import StepClock
 from pillarattn.theory import efficiency_named, hardware_named, link_named, shape_from_config
