@@ -23,6 +23,7 @@ from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
 from pillarattn.kernels.mixed_attention import launch as mixed
 from pillarattn.kernels.pool_layers import launch as pooling
 from pillarattn.kernels.pooled_select import launch as pooled
+from pillarattn.kernels.rejection_sample import triton_kernel as rejection
 from pillarattn.kernels.row_scores import triton_kernel as row_scores
 from pillarattn.kernels.topk_select import triton_kernel as topk
 
@@ -169,6 +170,17 @@ def gumbel_argmax(*, rows: int, size: int, dtype: torch.dtype) -> None:
     )
 
 
+def rejection_sample(*, batch: int, k: int, size: int, dtype: torch.dtype, ragged: bool) -> None:
+    """Compile with and without draft laws and lengths."""
+    rejection.rejection_sample(
+        torch.zeros(batch, k, dtype=torch.int64), torch.zeros(batch, k + 1, size, dtype=dtype),
+        draft_probs=torch.zeros(batch, k, size, dtype=dtype) if ragged else None,
+        draft_lengths=torch.full((batch,), k) if ragged else None,
+        uniforms=torch.zeros(batch, k, dtype=torch.float64),
+        noise=torch.zeros(batch, size, dtype=torch.float64),
+    )  # fmt: skip
+
+
 CASES: dict[str, Callable[[], None]] = {
     "mixed": lambda: mixed_attention(batch=3, rows=9, heads=32, kv_heads=8, dim=128),
     "mixed ones": lambda: mixed_attention(batch=1, rows=1, heads=1, kv_heads=1, block=1),
@@ -189,6 +201,10 @@ CASES: dict[str, Callable[[], None]] = {
     "gumbel": lambda: gumbel_argmax(rows=300, size=8192, dtype=FP32),
     "gumbel few": lambda: gumbel_argmax(rows=16, size=50257, dtype=BF16),
     "gumbel ones": lambda: gumbel_argmax(rows=1, size=1, dtype=torch.float16),
+    "rejection": lambda: rejection_sample(batch=2, k=8, size=151936, dtype=FP32, ragged=True),
+    "rejection half": lambda: rejection_sample(batch=3, k=5, size=50257, dtype=BF16, ragged=False),
+    "rejection ones": lambda: rejection_sample(batch=1, k=1, size=1, dtype=FP32, ragged=True),
+    "rejection none": lambda: rejection_sample(batch=1, k=0, size=9, dtype=FP32, ragged=False),
     "layers": lambda: layers(rows=4, heads=32, kv_heads=8, dim=128, normed=True),
     "layers ones": lambda: layers(rows=1, heads=1, kv_heads=1, dim=2, normed=False),
 }  # fmt: skip

@@ -10,6 +10,11 @@ from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.rejection_sample import reference
 
 register("rejection_sample", "reference", reference.rejection_sample)
+register(
+    "rejection_sample",
+    "triton",
+    "pillarattn.kernels.rejection_sample.triton_kernel:rejection_sample",
+)
 
 
 def rejection_sample(
@@ -21,6 +26,7 @@ def rejection_sample(
     uniforms: Tensor | None = None,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
+    implementation: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Accept a leading part of the draft and sample the token after it, losslessly.
 
@@ -37,6 +43,7 @@ def rejection_sample(
         uniforms: `[B, k]` fp64 in [0, 1); drawn if None.
         noise: `[B, V]` Exp(1); drawn in fp64 if None. One a row is enough: a row uses it once.
         generator: source of both draws; None is torch's global one.
+        implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Returns:
         accepted `[B]` int64, 0..draft_lengths; next_tokens `[B]` int64, -1 where the law is NaN
@@ -78,7 +85,7 @@ def rejection_sample(
         uniforms=uniforms,
         noise=noise,
     )
-    sample = choose("rejection_sample", "auto", target_probs)
+    sample = choose("rejection_sample", implementation, target_probs)
     verdict: tuple[Tensor, Tensor] = sample(
         draft_tokens,
         target_probs,
