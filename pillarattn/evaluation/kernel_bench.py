@@ -14,6 +14,7 @@ from pillarattn.evaluation.kernel_bench_cells import SHAPES, Cell, cells
 from pillarattn.evaluation.kernel_bench_compile import compile_ahead
 from pillarattn.evaluation.kernel_bench_mixed import MixedCell
 from pillarattn.evaluation.kernel_bench_rivals import rivals
+from pillarattn.evaluation.kernel_bench_sampling import VOCABULARIES, GumbelCell, RejectionCell
 from pillarattn.evaluation.kernel_bench_selection import (
     HIDDEN,
     LayerOpsCell,
@@ -36,6 +37,7 @@ MOST_ERROR = {
     "verify_attention": 5e-3, "draft_attention": 5e-3, "mixed_attention": 5e-3,
     "topk_select": 0.0, "pooled_select": 0.0, "forecast_mass": 1e-4, "forecast_moments": 1e-4,
     "pool_layers": 1e-5, "layer_ops": 5e-3,
+    "gumbel_argmax": 0.0, "rejection_sample": 0.0,
 }  # fmt: skip
 OPS = tuple(MOST_ERROR)
 
@@ -103,7 +105,7 @@ def bench_kernels(
 
 
 def _further_cells(ops: tuple[str, ...], *, quick: bool) -> Iterator[Cell]:
-    """Return the cells of mixed attention, of the forecast's selection and of a layer's ops."""
+    """Return the cells of mixed attention, the forecast's selection, a layer's ops and sampling."""
     for batch, length in SHAPES[:1] if quick else SHAPES:
         if batch > 1 and MixedCell.op in ops:
             yield MixedCell(batch, length)
@@ -116,6 +118,14 @@ def _further_cells(ops: tuple[str, ...], *, quick: bool) -> Iterator[Cell]:
     if LayerOpsCell.op in ops:
         for rows in (288,) if quick else (16, 64, 288):
             yield LayerOpsCell(rows, HIDDEN)
+    for size in VOCABULARIES[-1:] if quick else VOCABULARIES:
+        if GumbelCell.op in ops:
+            for rows in (288,) if quick else (16, 288):
+                yield GumbelCell(rows, size)
+                yield GumbelCell(rows, size, "bfloat16")
+        if RejectionCell.op in ops:
+            for batch in (32,) if quick else (16, 32, 288):
+                yield RejectionCell(batch, size)
 
 
 def _head(cell: Cell) -> Record:
