@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pillarattn.datatypes import RowLengths
+from pillarattn.engine.block_mover import BlockMover
 from pillarattn.engine.block_table import BlockTable, Move
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.patch.cache_adapter import ORIGIN
@@ -17,28 +19,15 @@ from pillarattn.patch.fused_pools import OpenPools
 
 
 class PagedLayer(PillarCacheLayer):
-    """One layer's pool: `[slots, Hkv, D]` buffers; the slot of a token is its block and place.
+    """One layer's pool: `[slots, Hkv, D]` buffers; the slot of a token is its block and place."""
 
-    Attributes:
-        host: the host's keys and values, `[host slots, Hkv, D]`, once something was moved.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.host: tuple[Tensor, ...] | None = None
-
-    def allocate(self, slots: int, like: Tensor, *, heads: int, dims: tuple[int, int]) -> None:
-        """Make the buffers, if missing: keys and values of `heads` heads of `dims` numbers.
-
-        Args:
-            slots: tokens.
-            like: a tensor of their dtype and device.
-            heads: Hkv.
-            dims: D of keys and of values.
-        """
-        if self.key_buffer is None:
-            self.key_buffer = like.new_empty(slots, heads, dims[0])
-            self.value_buffer = like.new_empty(slots, heads, dims[1])
+    @property
+    def shape(self) -> Hashable:
+        """What layers share whose buffers are alike; None before it has any."""
+        if self.key_buffer is None or self.value_buffer is None:
+            return None
+        keys = self.key_buffer
+        return keys.dtype, keys.device, *keys.shape[1:], self.value_buffer.shape[2]
 
     def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put T tokens `[1, Hkv, T, D]` into `slots` `[T]`."""
@@ -84,11 +73,15 @@ class PagedCache(Cache):
         host_slots: tokens of the host's.
         block_size: tokens of a block.
         attention: called with a layer's queries: see `PackedAttention`.
+
+    Attributes:
+        mover: copies blocks to the host, back, and inside the pool.
     """
 
     def __init__(self, *, slots: int, host_slots: int, block_size: int, attention: Any) -> None:
         super().__init__(layers=[])
-        self.slots, self.host_slots, self.block_size = slots, host_slots, block_size
+        self.slots, self.block_size = slots, block_size
+        self.mover = BlockMover(block_size=block_size, host_blocks=host_slots // block_size)
         self.attention = attention
         self.step: Any = None
         self.written: int | None = None
@@ -112,45 +105,47 @@ class PagedCache(Cache):
 
         Args:
             index: of the layer.
-            like, heads, dims: see `PagedLayer.allocate`.
+            like: a tensor of the tokens' dtype and device.
+            heads: Hkv.
+            dims: D of keys and of values.
         """
         while len(self.layers) <= index:
             self.layers.append(PagedLayer())
         layer: PagedLayer = self.layers[index]
-        layer.allocate(self.slots + self.block_size, like, heads=heads, dims=dims)
+        if layer.key_buffer is None:
+            self._allocate([layer], like, heads=heads, dims=dims)
         return layer
 
-    def move(self, moves: tuple[Move, ...]) -> None:
-        """Copy blocks as planned, in order."""
-        for move in moves:
-            for layer in self.layers:
-                if layer.key_buffer is not None:
-                    self._move_layer(layer, move)
+    def lay_out_as(self, other: PagedCache) -> None:
+        """Make the layers that another cache of the model has; equal buffers lie side by side."""
+        self.layers.extend(PagedLayer() for _ in other.layers)
+        alike: dict[Hashable, list[int]] = {}
+        for index, layer in enumerate(other.layers):
+            if layer.shape is not None:
+                alike.setdefault(layer.shape, []).append(index)
+        for indices in alike.values():
+            first = other.layers[indices[0]].key_buffer
+            dims = first.shape[2], other.layers[indices[0]].value_buffer.shape[2]
+            layers = [self.layers[index] for index in indices]
+            self._allocate(layers, first, heads=first.shape[1], dims=dims)
 
-    def _move_layer(self, layer: PagedLayer, move: Move) -> None:
-        assert layer.key_buffer is not None
-        assert layer.value_buffer is not None
-        device: tuple[Tensor, ...] = (layer.key_buffer, layer.value_buffer)
-        sources: tuple[Tensor, ...]
-        targets: tuple[Tensor, ...]
-        if move.kind == "copy":
-            sources = targets = device
+    def _allocate(
+        self, layers: list[PagedLayer], like: Tensor, *, heads: int, dims: tuple[int, int]
+    ) -> None:
+        count, slots = len(layers), self.slots + self.block_size
+        if dims[0] == dims[1]:
+            pool = like.new_empty(2 * count, slots, heads, dims[0])
+            pools, keys, values = [pool], pool[:count], pool[count:]
         else:
-            if layer.host is None:
-                layer.host = tuple(
-                    torch.empty(
-                        self.host_slots, *buffer.shape[1:], dtype=buffer.dtype,
-                        pin_memory=buffer.is_cuda,
-                    )
-                    for buffer in device
-                )  # fmt: skip
-            sources, targets = (device, layer.host) if move.kind == "out" else (layer.host, device)
-        for source, target in zip(sources, targets, strict=True):
-            taken = source[self._slots(move.sources, source.device)]
-            target[self._slots(move.targets, target.device)] = taken.to(target.device)
+            keys, values = (like.new_empty(count, slots, heads, dim) for dim in dims)
+            pools = [keys, values]
+        for layer, key_buffer, value_buffer in zip(layers, keys, values, strict=True):
+            layer.key_buffer, layer.value_buffer = key_buffer, value_buffer
+        self.mover.pools.extend(pools)
 
-    def _slots(self, blocks: tuple[int, ...], device: torch.device) -> Tensor:
-        return block_slots(list(blocks), self.block_size).to(device)
+    def move(self, moves: tuple[Move, ...]) -> None:
+        """Copy blocks as planned, in order: see `BlockMover.move`."""
+        self.mover.move(moves)
 
 
 class PagedPools:

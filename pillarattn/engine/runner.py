@@ -87,6 +87,8 @@ class ModelRunner:
         self.attention = PackedAttention(self.name, kernels=kernels)
         self.fused = FusedPasses(self.model, record.fused, kernels=kernels)
         self._watch = ModelWatch(self.model)
+        # Without layers: a preflight finds out which there are.
+        self.cache = PagedCache(slots=0, host_slots=0, block_size=1, attention=self.attention)
         if preflight and self.device.type != "meta":
             self._preflight()
         self._set_cache(slots, host_slots, block_size)
@@ -99,9 +101,12 @@ class ModelRunner:
         self._watch.ask()
 
     def _set_cache(self, slots: int, host_slots: int, block_size: int) -> None:
+        earlier = self.cache
         self.cache = PagedCache(
             slots=slots, host_slots=host_slots, block_size=block_size, attention=self.attention
         )
+        self.cache.lay_out_as(earlier)
+        self.cache.mover.prepare()
         self.buffers = StepBuffers(self.cache, self.device)
         self.fused.use(self.cache)
         self._renew_graphs()
@@ -158,6 +163,7 @@ class ModelRunner:
     @torch.no_grad()
     def run(self, segments: list[Segment]) -> PassLogits:
         """Run one pass and return each segment's last `keep` logits, `[keep, V]` fp32."""
+        self.cache.mover.give_back()
         if not self.uses_buffers:
             return self._run_packed(segments)
         self._look()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from pillarattn.config import PillarConfig
+from pillarattn.engine.block_mover import OneLane
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.engine import Engine
 from pillarattn.engine.request import ACCEPTANCE_RULES, SamplingParams
@@ -188,17 +189,22 @@ def test_copies_that_fail_are_made_again(engine, prompts, alone, host_tokens):
     """Out of memory while blocks move: no block is lost, and no sample of a shared prompt."""
     new = 4 * NEW
     run, failures, calls = engine(kv_tokens=192, host_tokens=host_tokens, offload_chunk=16), [], []
-    original = run.runner.cache._move_layer
+    cache, kinds = run.runner.cache, []
+    cache.mover.lanes, move = OneLane(), cache.move
 
-    def sometimes(layer, move):
-        calls.append(move.kind)
+    def moved(moves):
+        kinds[:] = [one.kind for one in moves]
+        move(moves)
+
+    def sometimes(lane, work):
+        calls.append(kinds[0])
         # Half-way through a move, in its second layer, and once more.
-        if calls.count(move.kind) in (2, 3, 6):
-            failures.append(move.kind)
+        if calls.count(kinds[0]) in (2, 3, 6):
+            failures.append(kinds[0])
             raise MemoryError("out of memory")
-        original(layer, move)
+        work()
 
-    run.runner.cache._move_layer = sometimes
+    cache.move, cache.mover.lanes.run = moved, sometimes
     sampled = SamplingParams(max_tokens=new, n=3, temperature=1.0, seed=1)
     wanted = [o.token_ids for o in engine().generate([prompts[1]], sampled)]
     run.add_request(prompts[1], sampled, request_id="s")
@@ -342,15 +348,14 @@ def test_a_name_that_comes_again_after_a_failed_copy_is_another_request(engine, 
     params = SamplingParams(max_tokens=NEW, n=3, temperature=1.0, seed=3)
     wanted = [o.token_ids for o in engine().generate(prompts[1:2], params)]
     run = engine()
-    original = run.runner.cache._move_layer
 
-    def fails(layer, move):
+    def fails(moves):
         raise MemoryError("out of memory")
 
-    run.runner.cache._move_layer = fails
+    original, run.runner.cache.move = run.runner.cache.move, fails
     with pytest.raises(MemoryError):
         run.generate(prompts[1:2], params)
-    run.runner.cache._move_layer = original
+    run.runner.cache.move = original
     outputs = run.generate(prompts[1:2], params)
     assert [o.error for o in outputs] == [None] * 3
     assert [o.token_ids for o in outputs] == wanted

@@ -61,3 +61,25 @@ def test_blocks_move_to_the_host_and_back_and_are_copied():
         place, from_ = block_slots([target], 16), block_slots([source], 16)
         assert keys_after[:, :, place].equal(before[0][:, :, from_])
     assert not values_after.equal(before[1])
+
+
+def test_a_pool_laid_out_as_another():
+    """Equal layers side by side, others by themselves, and those without keys without buffers."""
+    small = PagedCache(slots=16, host_slots=0, block_size=16, attention=None)
+    shapes = {0: (2, (8, 8)), 1: (2, (8, 4)), 3: (2, (8, 8)), 4: (1, (8, 8))}
+    for index, (heads, dims) in shapes.items():
+        small.layer_for(index, torch.zeros(0), heads=heads, dims=dims)
+    cache = PagedCache(slots=32, host_slots=16, block_size=16, attention=None)
+    cache.lay_out_as(small)
+    assert len(cache.layers) == 5
+    assert cache.layers[2].key_buffer is None
+    for index, (heads, dims) in shapes.items():
+        layer = cache.layers[index]
+        buffers = layer.key_buffer, layer.value_buffer
+        assert [b.shape for b in buffers] == [(48, heads, dim) for dim in dims]
+        assert all(b.is_contiguous() for b in buffers)
+        assert cache.layer_for(index, torch.zeros(0), heads=9, dims=(1, 1)) is layer
+    assert [len(pool) for pool in cache.mover.pools] == [4, 1, 1, 2]
+    own = {b.data_ptr() for i in shapes for b in (cache.layers[i].key_buffer,
+                                                  cache.layers[i].value_buffer)}  # fmt: skip
+    assert own == {buffer.data_ptr() for pool in cache.mover.pools for buffer in pool}
