@@ -58,42 +58,56 @@ def block_verify(
     ends = draft.lengths
     if ends is None:
         ends = torch.full((batch,), k, device=target_probs.device)
-    weight = torch.ones(batch, dtype=torch.float64, device=target_probs.device)
+    weights = _weights(draft, target_probs)
     accepted = torch.zeros_like(ends)
-    # What the next token is drawn from, if the draft is accepted up to `accepted`.
-    law = _rest(draft, target_probs, weight, 0, ends)
-    for i in range(k):
-        token = draft.tokens[:, i]
-        p = target_probs[rows, i, token].double()
-        q = torch.ones_like(p) if draft.probs is None else draft.probs[rows, i, token].double()
-        ratio = torch.where((p > 0) & (q > 0), p / q, 0.0)
-        weight = (weight * ratio).clamp_max(1.0)
-        rest = _rest(draft, target_probs, weight, i + 1, ends)
-        left = rest.sum(dim=-1)
-        # Where nothing is left, p is q: the row goes on for certain, and this test does not matter.
-        chance = torch.where(left > 0, left / (left + 1.0 - weight), (weight >= 1.0).double())
-        # Nothing after this draft can pass: it was the last, or it ends the text.
-        chance = torch.where((ends == i + 1) | left.isnan(), weight, chance)
-        passes = (uniforms[:, i] < chance) & (i < ends)
-        accepted = torch.where(passes, i + 1, accepted)
-        law = torch.where(passes.unsqueeze(-1), rest, law)
+    for i in range(1, k + 1):
+        chance = weight = weights[:, i]
+        # Where nothing after this draft can pass, as it was the last or ends the text, it passes
+        # with its weight.
+        if i < k:
+            q = None if draft.probs is None else draft.probs[:, i]
+            left = _rest(target_probs[:, i], q, draft.tokens[:, i], weight).sum(dim=-1)
+            # Where nothing is left, p is q: the row goes on for certain, and this test does not
+            # matter.
+            test = torch.where(left > 0, left / (left + 1.0 - weight), (weight >= 1.0).double())
+            chance = torch.where((ends == i) | left.isnan(), weight, test)
+        passes = (uniforms[:, i - 1] < chance) & (i <= ends)
+        accepted = torch.where(passes, i, accepted)
     plain = target_probs[rows, accepted].double()
-    # p and q that differ by rounding only can leave nothing: p is then the law.
-    law = torch.where((law > 0).any(dim=-1, keepdim=True), law, plain)
+    law = plain
+    if k:
+        place = accepted.clamp_max(k - 1)
+        q = None if draft.probs is None else draft.probs[rows, place]
+        weight = weights.gather(1, accepted.unsqueeze(1)).squeeze(1)
+        rest = _rest(plain, q, draft.tokens[rows, place], weight)
+        # p and q that differ by rounding only can leave nothing: p is then the law.
+        is_rest = (accepted < ends).unsqueeze(-1) & (rest > 0).any(dim=-1, keepdim=True)
+        law = torch.where(is_rest, rest, plain)
     # The smallest of exponentials with these rates; a rate of 0 never wins.
     race = torch.where(law > 0, law / noise, -1.0)
     best, token = race.max(dim=-1)
     return accepted, token.masked_fill(best < 0, -1)
 
 
-def _rest(draft: Draft, target_probs: Tensor, weight: Tensor, i: int, ends: Tensor) -> Tensor:
-    """Return what q leaves of `weight` p at position i, `[B, V]` fp64; all of p after the draft."""
-    p = target_probs[:, i].double()
-    if i >= draft.k:
-        return p
+def _weights(draft: Draft, target_probs: Tensor) -> Tensor:
+    """Return w_0 to w_k, `[B, k + 1]` fp64."""
+    tokens = draft.tokens.unsqueeze(-1)
+    p = target_probs[:, : draft.k].gather(-1, tokens).squeeze(-1).double()
     if draft.probs is None:
-        q = torch.zeros_like(p).scatter(1, draft.tokens[:, i : i + 1], 1.0)
+        q = torch.ones_like(p)
     else:
-        q = draft.probs[:, i].double()
-    rest = (weight.unsqueeze(-1) * p - q).clamp_min(0.0)
-    return torch.where((ends == i).unsqueeze(-1), p, rest)
+        q = draft.probs.gather(-1, tokens).squeeze(-1).double()
+    ratios = torch.where((p > 0) & (q > 0), p / q, 0.0)
+    weights = [torch.ones(len(p), dtype=torch.float64, device=p.device)]
+    for ratio in ratios.unbind(1):
+        weights.append((weights[-1] * ratio).clamp_max(1.0))
+    return torch.stack(weights, dim=1)
+
+
+def _rest(p: Tensor, q: Tensor | None, token: Tensor, weight: Tensor) -> Tensor:
+    """Return what q `[B, V]` leaves of `weight` p, fp64; without q, a draft is a point mass."""
+    weighted = weight.unsqueeze(-1) * p.double()
+    if q is None:
+        # No weight reaches past 1.
+        return weighted.scatter_(1, token.unsqueeze(-1), 0.0)
+    return weighted.sub_(q).clamp_min_(0.0)
