@@ -8,108 +8,20 @@ the stream of the passes waits for it and puts it in its place. Nothing waits on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pillarattn.engine.block_table import Move
+from pillarattn.engine.copy_lanes import DOWN, MAIN, UP, CudaLanes, Lanes, OneLane
 
-# Lanes: where passes run, to the host, and from it.
-MAIN, DOWN, UP = "main", "down", "up"
-
-
-class Lanes(Protocol):
-    """Queues of work: what one holds runs in order, and beside what the others hold."""
-
-    def empty(self, lane: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return memory that `lane` writes first, of the dtype and device of `like`."""
-
-    def run(self, lane: str, work: Callable[[], None]) -> None:
-        """Put work at a lane's end."""
-
-    def mark(self, lane: str) -> Any:
-        """Return a mark that is reached when all that a lane holds so far is done."""
-
-    def wait(self, lane: str, mark: Any) -> None:
-        """Let what comes next in a lane begin after the mark."""
-
-    def is_reached(self, mark: Any) -> bool:
-        """Whether a mark is reached."""
-
-    def finish(self) -> None:
-        """Wait, on the host, until all lanes are empty."""
-
-
-class OneLane:
-    """On a CPU: work is done when it is handed in."""
-
-    def empty(self, lane: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """See `Lanes.empty`."""
-        return like.new_empty(shape)
-
-    def run(self, lane: str, work: Callable[[], None]) -> None:
-        """See `Lanes.run`."""
-        work()
-
-    def mark(self, lane: str) -> None:
-        """See `Lanes.mark`."""
-
-    def wait(self, lane: str, mark: Any) -> None:
-        """See `Lanes.wait`."""
-
-    def is_reached(self, mark: Any) -> bool:
-        """See `Lanes.is_reached`."""
-        return True
-
-    def finish(self) -> None:
-        """See `Lanes.finish`."""
-
-
-class CudaLanes:
-    """Streams of one GPU; the caller's is the main one.
-
-    Args:
-        device: the GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._own = {lane: torch.cuda.Stream(device) for lane in (DOWN, UP)}
-
-    def _stream(self, lane: str) -> Any:
-        return self._own.get(lane) or torch.cuda.current_stream(self.device)
-
-    def empty(self, lane: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """See `Lanes.empty`."""
-        with torch.cuda.stream(self._stream(lane)):
-            # What the lane held before may still use memory that the allocator gives it again.
-            return like.new_empty(shape)
-
-    def run(self, lane: str, work: Callable[[], None]) -> None:
-        """See `Lanes.run`."""
-        with torch.cuda.stream(self._stream(lane)):
-            work()
-
-    def mark(self, lane: str) -> Any:
-        """See `Lanes.mark`."""
-        return self._stream(lane).record_event()
-
-    def wait(self, lane: str, mark: Any) -> None:
-        """See `Lanes.wait`."""
-        self._stream(lane).wait_event(mark)
-
-    def is_reached(self, mark: Any) -> bool:
-        """See `Lanes.is_reached`."""
-        return bool(mark.query())
-
-    def finish(self) -> None:
-        """See `Lanes.finish`."""
-        for lane in (MAIN, DOWN, UP):
-            self._stream(lane).synchronize()
+# Of the host's memory that is taken at a time: PyTorch rounds what it locks in place up to a power
+# of two, which could be twice as much.
+PIECE_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -125,6 +37,40 @@ class Flight:
     end: Any
     memory: list[Tensor]
     written: frozenset[int] = frozenset()
+
+
+class HostBlocks:
+    """The host's memory for a pool: each block is one piece, all buffers' numbers in a row.
+
+    Args:
+        like: the pool as blocks, `[blocks, n, numbers of a block]`.
+        count: blocks.
+    """
+
+    def __init__(self, like: Tensor, count: int) -> None:
+        size = like[0].numel() * like.element_size()
+        self.each = max(1, PIECE_BYTES // size)
+        self.pieces = [
+            torch.empty(
+                (min(self.each, count - first), *like.shape[1:]), dtype=like.dtype,
+                pin_memory=like.is_cuda,
+            )
+            for first in range(0, count, self.each)
+        ]  # fmt: skip
+
+    def runs(self, blocks: list[int]) -> list[tuple[int, Tensor]]:
+        """Return the memory of ascending `blocks`, neighbours together, and where each begins."""
+        spans: list[tuple[int, int, int]] = []
+        for at, block in enumerate(blocks):
+            if spans and block == sum(spans[-1][1:]) and block % self.each:
+                begin, first, count = spans[-1]
+                spans[-1] = begin, first, count + 1
+            else:
+                spans.append((at, block, 1))
+        return [
+            (at, self.pieces[first // self.each][first % self.each :][:count])
+            for at, first, count in spans
+        ]
 
 
 class BlockMover:
@@ -146,14 +92,13 @@ class BlockMover:
         self.block_size, self.host_blocks = block_size, host_blocks
         self.pools: list[Tensor] = []
         self.lanes: Lanes | None = None
-        self._host: list[Tensor] = []
+        self._host: list[HostBlocks] = []
         self._flights: list[Flight] = []
 
     def prepare(self) -> None:
-        """Take the host's memory for all pools: locking it in place takes seconds a gigabyte."""
+        """Take the host's memory for all pools; where it is locked in place, that takes a while."""
         for pool in self.pools[len(self._host) :]:
-            shape = self.host_blocks, len(pool), self.block_size * pool[0, 0].numel()
-            self._host.append(torch.empty(shape, dtype=pool.dtype, pin_memory=pool.is_cuda))
+            self._host.append(HostBlocks(self._blocks(pool), self.host_blocks))
 
     def move(self, moves: Iterable[Move]) -> None:
         """Copy blocks as planned, in order; passes that are launched later find them moved.
@@ -203,9 +148,8 @@ class BlockMover:
             lanes.run(MAIN, partial(_gather, blocks, sources, memory[-1]))
         lanes.wait(DOWN, lanes.mark(MAIN))
         for host, gathered in zip(self._host, memory, strict=True):
-            for at, block, count in _runs([target for target, _ in pairs]):
-                target = host[block : block + count]
-                lanes.run(DOWN, partial(_copy_over, gathered[at : at + count], target))
+            for at, target in host.runs([target for target, _ in pairs]):
+                lanes.run(DOWN, partial(_copy_over, gathered[at : at + len(target)], target))
         self._flights.append(Flight(lanes.mark(DOWN), memory, frozenset(move.targets)))
 
     def _fetch(self, move: Move, lanes: Lanes) -> None:
@@ -216,10 +160,10 @@ class BlockMover:
                 lanes.wait(UP, flight.end)
         memory = []
         for pool, host in zip(self.pools, self._host, strict=True):
-            memory.append(lanes.empty(UP, (len(pairs), *host.shape[1:]), pool))
-            for at, block, count in _runs([source for source, _ in pairs]):
-                target = memory[-1][at : at + count]
-                lanes.run(UP, partial(_copy_over, host[block : block + count], target))
+            memory.append(lanes.empty(UP, (len(pairs), *self._blocks(pool).shape[1:]), pool))
+            for at, source in host.runs([source for source, _ in pairs]):
+                target = memory[-1][at : at + len(source)]
+                lanes.run(UP, partial(_copy_over, source, target))
         lanes.wait(MAIN, lanes.mark(UP))
         targets = self._on_device([target for _, target in pairs])
         for pool, arrived in zip(self.pools, memory, strict=True):
@@ -253,15 +197,3 @@ def _scatter(blocks: Tensor, targets: Tensor, values: Tensor) -> None:
 
 def _copy_over(source: Tensor, target: Tensor) -> None:
     target.copy_(source, non_blocking=True)
-
-
-def _runs(blocks: list[int]) -> list[tuple[int, int, int]]:
-    """Return the runs of neighbours in ascending numbers: where one begins, its first, its size."""
-    found: list[tuple[int, int, int]] = []
-    for at, block in enumerate(blocks):
-        if found and block == sum(found[-1][1:]):
-            begin, first, size = found[-1]
-            found[-1] = begin, first, size + 1
-        else:
-            found.append((at, block, 1))
-    return found

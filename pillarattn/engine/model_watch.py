@@ -40,7 +40,8 @@ class ModelWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._is_asked = True
+        # Counted, so that nothing is lost where one asks while another looks.
+        self._asked, self._answered = 1, 0
         self._passes = 0
         self._code: Any = None
         self._parts: list[Any] = []
@@ -48,21 +49,22 @@ class ModelWatch:
 
     def ask(self) -> None:
         """Look closely the next time; any thread may ask."""
-        self._is_asked = True
+        self._asked += 1
 
     def forget(self) -> None:
         """Find other code the next time, whatever there is."""
-        self._code, self._is_asked = None, True
+        self._code = None
+        self.ask()
 
     def is_due(self) -> bool:
         """Count a pass, and return whether to look before it."""
         self._passes += 1
-        return self._is_asked or self._passes % EVERY == 0
+        return self._asked != self._answered or self._passes % EVERY == 0
 
     def look(self) -> Change:
         """Return what has changed since the last look; the first one finds other code."""
-        is_asked, self._is_asked = self._is_asked, False
-        if not is_asked and self._brief() == self._parts:
+        before, self._answered = self._answered, self._asked
+        if self._answered == before and self._brief() == self._parts:
             versions = self._written()
             if versions == self._versions:
                 return Change.NONE

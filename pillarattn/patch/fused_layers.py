@@ -159,6 +159,8 @@ class FusedLayers:
         if (
             cache is self.cache
             and not arguments
+            # Its dropout is no part of the fused one.
+            and not layer.training
             and turn is not None
             and turn[0].shape[-1] == attention.head_dim
         ):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pillarattn.engine.block_mover import DOWN, MAIN, UP, BlockMover, CudaLanes, OneLane, _runs
+from pillarattn.engine import block_mover
+from pillarattn.engine.block_mover import BlockMover, HostBlocks
 from pillarattn.engine.block_table import Move
+from pillarattn.engine.copy_lanes import DOWN, MAIN, UP, CudaLanes, OneLane
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.request import SamplingParams
 from tests.engine.test_engine import tokens
@@ -223,13 +225,34 @@ def test_a_move_that_fails_is_made_again(quick):
 
 
 def test_neighbours_on_the_host_are_one_copy():
-    assert _runs([0, 1, 2, 5, 7, 8]) == [(0, 0, 3), (3, 5, 1), (4, 7, 2)]
-    assert _runs([]) == []
+    host = HostBlocks(torch.zeros(1, 2, 3), 9)
+    assert [piece.shape for piece in host.pieces] == [(9, 2, 3)]
+    host.pieces[0][:] = torch.arange(9.0).view(9, 1, 1)
+    runs = [(at, run[:, 0, 0].tolist()) for at, run in host.runs([0, 1, 2, 5, 7, 8])]
+    assert runs == [(0, [0, 1, 2]), (3, [5]), (4, [7, 8])]
+    assert host.runs([]) == []
     lanes = SlowLanes((MAIN,))
     cache = filled(lanes)
     cache.move((Move("a", "out", (4, 1, 6), (2, 0, 1)),))
     # One gather and one copy, of all layers; and the wait.
     assert (len(lanes.work[MAIN]), len(lanes.work[DOWN])) == (1, 2)
+
+
+@pytest.mark.parametrize("size", [1, 3 * 24, 100])
+def test_pieces_of_the_host(monkeypatch, size):
+    """What PyTorch locks in place it rounds up: no piece is larger than a power of two."""
+    monkeypatch.setattr(block_mover, "PIECE_BYTES", size)
+    host = HostBlocks(torch.zeros(1, 2, 3), 8)
+    each = max(1, size // 24)
+    assert [len(piece) for piece in host.pieces] == [min(each, 8 - i) for i in range(0, 8, each)]
+    for at, run in host.runs([0, 1, 2, 3, 5, 6, 7]):
+        run[:] = torch.tensor([0, 1, 2, 3, 5, 6, 7])[at : at + len(run)].view(-1, 1, 1)
+    whole = torch.cat(host.pieces)
+    for block in (0, 1, 2, 3, 5, 6, 7):
+        assert bool((whole[block] == block).all())
+    _, found, wanted = session(SlowLanes((MAIN,)))
+    for block, held in wanted.items():
+        assert_holds(found, block, held)
 
 
 def test_nothing_moves_before_there_are_buffers():
@@ -284,4 +307,4 @@ def test_streams_of_a_gpu():
         for layer, old in zip(made.layers, before, strict=True):
             assert torch.equal(layer.key_buffer[: 40 * SIZE], old[: 40 * SIZE])
             assert not layer.key_buffer[40 * SIZE :].any()
-        assert all(host.is_pinned() for host in made.mover._host)
+        assert all(piece.is_pinned() for host in made.mover._host for piece in host.pieces)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from pillarattn.config import PillarConfig
-from pillarattn.engine.block_mover import OneLane
 from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.copy_lanes import OneLane
 from pillarattn.engine.engine import Engine
 from pillarattn.engine.request import ACCEPTANCE_RULES, SamplingParams
 
