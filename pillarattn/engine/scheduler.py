@@ -177,7 +177,7 @@ class Scheduler:
             prefills=tuple(prefills),
             drafts=tuple(p.request_id for p in drafts),
             verifies=tuple((p.request_id, p.verify_rows) for p in phases.verifies),
-            idle=tuple([*(p.request_id for p in idle), *(e.request_id for e in flying)]),
+            idle=(*(p.request_id for p in idle), *(e.request_id for e in flying)),
             cooled=self.kv.cooled,
         )
 
