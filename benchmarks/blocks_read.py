@@ -37,7 +37,7 @@ def main() -> None:
         decoder = next(iter(engine._decoders.values()), None)
         if decoder is None or decoder.request.rounds == had:
             continue
-        chosen = [s.indices[0].long() for s in decoder._selections.values()]
+        chosen = [s.indices[0].long() for s in decoder.keys.selections.values()]
         for size in (1, 16, 64):
             blocks = -(-decoder.length // size)
             by_layer = [len(set((i // size).flatten().tolist())) / blocks for i in chosen]

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from pillarattn.decoding.generator import SelfSpeculativeGenerator
+from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.block_table import Move
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.inbox import Inbox
 from pillarattn.engine.intake import Intake
 from pillarattn.engine.offline import generate
+from pillarattn.engine.outcomes import Outcomes
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.prompts import Prompt, eos_tokens, longest, token_ids
 from pillarattn.engine.request import FinishReason, RequestOutput, SamplingParams
@@ -70,6 +72,11 @@ class Engine:
         self._shared = SharedPrompts()
         self._intake = Intake(self.config, self.runner, self.scheduler, self._shared, self._stop)
         self.requests, self._decoders = self._intake.requests, self._intake.decoders
+        selector = SelfSpeculativeGenerator.from_config(self.config.pillar).new_selector()
+        self._outcomes = Outcomes(
+            self.scheduler, self.requests, self._decoders, self._shared,
+            BatchedSelection(selector, self.runner.cache, self.runner.buffers),
+        )  # fmt: skip
         self._streams = StreamDriver(self.step)
         self.last_plan = StepPlan()
         self.stats = EngineStats()
@@ -174,29 +181,33 @@ class Engine:
     def _step(self) -> list[RequestOutput]:
         plan = self.last_plan = self.scheduler.plan()
         self.stats.planned(plan)
-        news: dict[str, list[int]] = {}
         for name in plan.interrupted:
-            self._decoders[name].forget_drafts()
+            self._decoders[name].interrupt()
         for name in plan.failed:
-            error = MemoryError("the KV pool is too small for this request alone; raise kv_tokens")
-            self.requests[name].finish(FinishReason.ERROR, error)
-            news[name] = []
+            self._outcomes.fail(
+                name,
+                MemoryError("the KV pool is too small for this request alone; raise kv_tokens"),
+            )
         try:
-            self._copy_and_fork(plan, news)
+            self._copy_and_fork(plan)
             segments = list(self._segments(plan))
-            logits = self.runner.run(segments) if segments else []
+            logits = self.runner.run(segments) if segments else None
         except BaseException:
             # The pass will be run again; what came before it is not lost.
-            self._late += [self._report(name, tokens) for name, tokens in news.items()]
+            self._late += self._reports()
             raise
-        if segments:
+        if logits is not None:
             self.stats.ran(plan)
-            rows = dict(zip([s.request_id for s in segments], logits, strict=True))
-            self._take(plan, rows, news)
+            self._outcomes.take(plan, logits)
         late, self._late = self._late, []
-        return late + [self._report(name, tokens) for name, tokens in news.items()]
+        return late + self._reports()
 
-    def _copy_and_fork(self, plan: StepPlan, news: dict[str, list[int]]) -> None:
+    def _reports(self) -> list[RequestOutput]:
+        """Return what has come of the step's requests so far, once."""
+        news, self._outcomes.news = self._outcomes.news, {}
+        return [self._report(name, tokens) for name, tokens in news.items()]
+
+    def _copy_and_fork(self, plan: StepPlan) -> None:
         """Copy blocks and give samples of a shared prompt their first token, late ones first.
 
         The scheduler says so once: what raises (out of memory) must be done by the next step.
@@ -210,7 +221,7 @@ class Engine:
         while self._forks:
             child = self._forks.pop(0)
             if child in self.requests:
-                self._guarded(child, news, lambda child=child: self._fork(child))
+                self._outcomes.fork(child)
 
     def generate(
         self,
@@ -275,65 +286,6 @@ class Engine:
             yield self._decoders[name].draft_row(table(name))
         for name, _ in plan.verifies:
             yield self._decoders[name].verify_rows(table(name))
-
-    def _take(self, plan: StepPlan, rows: dict[str, Tensor], news: dict[str, list[int]]) -> None:
-        """Turn logits into tokens, request by request, and report to the scheduler."""
-        for chunk in plan.prefills:
-            name = chunk.request_id
-            self.scheduler.prefilled(name, chunk.tokens)
-            if chunk.emits:
-                self._guarded(name, news, lambda name=name: self._first(name, rows[name]))
-        for name in plan.drafts:
-            self.scheduler.drafted(name)
-            self._guarded(name, news, lambda name=name: self._draft(name, rows[name]))
-        for name, _ in plan.verifies:
-            self._guarded(name, news, lambda name=name: self._verify(name, rows[name]))
-
-    def _guarded(self, name: str, news: dict[str, list[int]], attempt: Any) -> None:
-        """Run a request's own part; what it raises ends that request alone."""
-        before = len(self.requests[name].output)
-        try:
-            attempt()
-        except Exception as error:
-            self.requests[name].finish(FinishReason.ERROR, error)
-        new = self.requests[name].output[before:]
-        if new or self.requests[name].finish_reason is not None:
-            news[name] = new
-
-    def _first(self, name: str, raw: Tensor) -> None:
-        decoder = self._decoders[name]
-        self._shared.keep(name, raw, decoder.seeds.seeds)
-        self._shared.leave(name)
-        decoder.first_token(raw)
-        self._next_round(name)
-
-    def _fork(self, name: str) -> None:
-        decoder, shared = self._decoders[name], self._shared.of(name)
-        self._shared.leave(name)
-        decoder.seeds.seeds.update(shared.seeds)
-        decoder.view.place(self.scheduler.entries[name].table, self.runner.device)
-        self.scheduler.forked(name)
-        decoder.first_token(shared.raw)
-        self._next_round(name)
-
-    def _draft(self, name: str, raw: Tensor) -> None:
-        if not self._decoders[name].add_draft(raw):
-            self.scheduler.end_draft(name)
-
-    def _verify(self, name: str, raw: Tensor) -> None:
-        emitted = self._decoders[name].judge(raw)
-        self.scheduler.verified(name, len(emitted), self._decoders[name].heat)
-        self._next_round(name)
-
-    def _next_round(self, name: str) -> None:
-        """Say how long a request's coming round is, and look up drafts that take no steps."""
-        decoder = self._decoders[name]
-        if self.requests[name].finish_reason is None:
-            wish = decoder.wish(self.scheduler.entries[name].draft_room)
-            if decoder.proposes:
-                self.scheduler.proposed(name, decoder.propose(wish))
-            else:
-                self.scheduler.wished(name, wish)
 
     def _report(self, name: str, new: list[int]) -> RequestOutput:
         request = self.requests[name]

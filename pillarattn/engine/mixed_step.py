@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Phase, RowLengths
+from pillarattn.datatypes import Phase
 from pillarattn.engine.paged_cache import PagedLayer
 from pillarattn.kernels import mixed_attention, paged_row_scores
 from pillarattn.kernels.mixed_attention import READS_ALL, work_list
@@ -126,17 +126,16 @@ class MixedStep:
         return out.transpose(0, 1).unsqueeze(0)
 
     def hand_over_scores(self) -> None:
-        """Give each request its row scores, which hold until the next pass."""
-        scored = self.buffers.sizes.scored
+        """Tell each request where its row scores lie, which hold until the next pass."""
+        if not self.is_scored:
+            return
+        layers = dict(zip(self.buffers.sizes.scored, self.buffers.scores, strict=True))
         for part in self.parts:
             segment = part.segment
-            if part.place is None or segment.scores is None:
-                continue
-            rows = self.buffers.scores[:, part.place, :, : len(segment.tokens), : segment.length]
-            lengths = RowLengths([segment.length], rows.device)
-            for index, own in zip(scored, rows.unsqueeze(1).unbind(0), strict=True):
-                if index in segment.scored_layers:
-                    segment.scores.put(index, own, lengths)
+            if part.place is not None and segment.scores is not None:
+                segment.scores.lend(
+                    layers, part.place, rows=len(segment.tokens), length=segment.length
+                )
 
     def _requests(self) -> dict[str, Any]:
         named = self.buffers.named

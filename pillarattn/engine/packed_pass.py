@@ -7,6 +7,7 @@ says how, else one after the other by the kernels of their phases.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,9 @@ from pillarattn.datatypes import Phase, RowLengths, Selection
 from pillarattn.engine.block_table import BlockTable
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.paged_cache import PagedLayer, RequestView, check_layer
+from pillarattn.engine.request_scores import RequestScores
 from pillarattn.kernels import draft_attention, verify_attention
 from pillarattn.modules.attention import keep_queries
-from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.selector import Selector
 from pillarattn.modules.step import AttentionOptions, StepState
 
@@ -34,8 +35,10 @@ class Segment:
         tokens: token ids, one a row.
         start: position of the first one in the request.
         view: the request's part of the pool.
-        slots: `[start + len(tokens)]`, where its tokens lie, in logical order.
+        placed: `[start + len(tokens)]`, where its tokens lie, in logical order, or what returns
+            that, for passes that need it.
         selections: keys that a draft reads, by layer; an absent layer reads all it sees.
+        tail_start: tokens when they were chosen, if the host knows.
         selector: chooses keys from the draft's own query, where the strategy does so.
         emitted: tokens of the round before, which such a choice keeps.
         scores: where a verify pass puts its row scores, or None.
@@ -52,11 +55,12 @@ class Segment:
     tokens: list[int]
     start: int
     view: RequestView
-    slots: Tensor
-    selections: dict[int, Selection] = field(default_factory=dict)
+    placed: Tensor | Callable[[], Tensor]
+    selections: Mapping[int, Selection] = field(default_factory=dict)
+    tail_start: int | None = None
     selector: Selector | None = None
     emitted: int = 0
-    scores: ScoreBuffer | None = None
+    scores: RequestScores | None = None
     scored_layers: frozenset[int] = frozenset()
     seeds: StepState | None = None
     keep: int = 0
@@ -67,6 +71,13 @@ class Segment:
     def length(self) -> int:
         """Tokens of the request after the pass."""
         return self.start + len(self.tokens)
+
+    @property
+    def slots(self) -> Tensor:
+        """Where its tokens lie, on the device."""
+        if not isinstance(self.placed, Tensor):
+            self.placed = self.placed()
+        return self.placed
 
 
 class PackedStep:
@@ -231,8 +242,10 @@ def _positions(
             segment.view.lengths, [segment.emitted], segment.view.layers[index],  # type: ignore[arg-type]
             query, keys, RowLengths([end], query.device), options,
         )  # fmt: skip
+        assert isinstance(segment.selections, dict)
         segment.selections[index] = selection
-    start = int(selection.tail_start)
+    start = segment.tail_start
+    start = int(selection.tail_start) if start is None else start
     tail = torch.arange(start, end, device=query.device).expand(heads, -1)
     positions = torch.cat([selection.indices[0].long(), tail], dim=1)
     line = torch.arange(selection.indices.shape[2], device=query.device)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pillarattn.datatypes import Phase, Selection
 from pillarattn.engine.block_table import BlockTable
 from pillarattn.engine.mixed_step import MixedStep, Part
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import PagedCache
-from pillarattn.kernels.mixed_attention import READS_ALL, slots_of
+from pillarattn.engine.seat_selections import SeatSelections, width_of
 from pillarattn.patch.graph_recorder import rounded
 
 # Rows of a pass are rounded up to a multiple of an eighth of them, and of this.
@@ -80,7 +82,7 @@ class Seat:
     table: BlockTable | None = None
     version: int = -1
     pages: int = 0
-    selections: dict[int, Selection] | None = None
+    selections: Mapping[int, Selection] | None = None
 
 
 class StepBuffers:
@@ -103,7 +105,24 @@ class StepBuffers:
         self.cache, self.device = cache, device
         self.block_size, self.scratch = cache.block_size, cache.slots // cache.block_size
         self.sizes, self.generation = Sizes(), 0
+        self._table = np.zeros((0, 0), dtype=np.int32)
+        self._selected = SeatSelections(device)
         self._seats: OrderedDict[Any, Seat] = OrderedDict()
+
+    @property
+    def indices(self) -> Tensor:
+        """Positions that drafts read, `[layers, seats + 1, Hkv, N]` int32."""
+        return self._selected.indices
+
+    @property
+    def counts(self) -> Tensor:
+        """How many of them, `[layers, seats + 1, Hkv]` int32; `READS_ALL` reads everything."""
+        return self._selected.counts
+
+    @property
+    def chosen_slots(self) -> Tensor:
+        """Where these positions lie in the pool, as `indices`."""
+        return self._selected.slots
 
     def needs(self, segments: list[Segment]) -> Sizes | None:
         """Return what a pass needs, or None if it must be run request by request."""
@@ -116,9 +135,9 @@ class StepBuffers:
                 seat = self._seats.get(_owner(segment))
                 if seat is None or seat.selections is not segment.selections:
                     layers = tuple({*layers, *segment.selections})
-                    found = [s.indices.shape[2] for s in segment.selections.values()]
                     # Of no key at all there is room for one: it is a selection still.
-                    width = max([width, *(max(n, 1) for n in found)])
+                    own = max(width_of(segment.selections), 1) if segment.selections else 0
+                    width = max(width, own)
             elif segment.scores is not None:
                 places, queries = places + 1, max(queries, len(segment.tokens))
                 span, scored = max(span, segment.length), scored | segment.scored_layers
@@ -151,12 +170,17 @@ class StepBuffers:
                                                                         strict=True)]  # fmt: skip
         order = sorted(range(len(segments)), key=lambda i: seats[i].number)
         parts = self._fill([segments[i] for i in order], [seats[i] for i in order])
-        self.ints.copy_(torch.from_numpy(self._host))
+        self.ints.copy_(self._sent(self._host), non_blocking=True)
         if any(moved):
-            self.block_table.copy_(torch.from_numpy(self._table))
+            self.block_table.copy_(self._sent(self._table), non_blocking=True)
         self._load_selections(segments, seats)
         back = sorted(range(len(order)), key=lambda i: order[i])
         return MixedStep(self, [parts[i] for i in back], self._filled)
+
+    def _sent(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Return a copy that the device reads while the host goes on and writes the next one."""
+        held = torch.from_numpy(array)
+        return held.pin_memory() if self.device.type == "cuda" else held
 
     def leave(self, request_id: str) -> None:
         """Free the seat of a request that has ended, and what was loaded for it."""
@@ -164,10 +188,15 @@ class StepBuffers:
             del self._seats[owner]
 
     def _allocate(self, sizes: Sizes) -> None:
-        """Move to new memory; everything will be loaded again."""
+        """Move to new memory; tables will be loaded again, and selections that do not stay."""
         self.sizes, self.generation = sizes, self.generation + 1
+        stays = self._selected.resize(
+            sizes.layers, seats=sizes.seats + 1, heads=sizes.heads, width=sizes.width
+        )
         for seat in self._seats.values():
-            seat.version, seat.selections = -1, None
+            seat.version = -1
+            if not stays:
+                seat.selections = None
         batch, device = sizes.seats + 1, self.device
         lengths = {
             "tokens": sizes.rows, "positions": sizes.rows, "slots": sizes.rows,
@@ -175,19 +204,16 @@ class StepBuffers:
             "scored": sizes.places,
         }  # fmt: skip
         total = sum(lengths.values())
-        # Pageable on purpose: a copy from it has read it when it returns.
         self._host = np.zeros(total, dtype=np.int64)
         self.ints = torch.zeros(total, dtype=torch.int64, device=device)
         ends = np.cumsum(list(lengths.values())).tolist()
         spans = [slice(end - n, end) for end, n in zip(ends, lengths.values(), strict=True)]
         self._named = {n: self._host[span] for n, span in zip(lengths, spans, strict=True)}
         self.named = {n: self.ints[span] for n, span in zip(lengths, spans, strict=True)}
-        self._table = np.full((batch, sizes.pages), self.scratch, dtype=np.int32)
+        known, self._table = self._table, np.full((batch, sizes.pages), self.scratch, np.int32)
+        seated = slice(0, max(0, len(known) - 1))
+        self._table[seated, : known.shape[1]] = known[seated]
         self.block_table = torch.from_numpy(self._table).to(device, copy=True)
-        shape = (len(sizes.layers), batch, sizes.heads)
-        self.counts = torch.full(shape, READS_ALL, dtype=torch.int32, device=device)
-        self.indices = self.counts.new_zeros(*shape, sizes.width)
-        self.chosen_slots = torch.zeros_like(self.indices)
         self.scores = torch.empty(
             len(sizes.scored), sizes.places, sizes.heads, sizes.queries, sizes.span, device=device,
             dtype=torch.float32,
@@ -265,29 +291,8 @@ class StepBuffers:
             if segment.phase is Phase.DRAFT and seat.selections is not segment.selections:
                 seat.selections = segment.selections
                 if segment.selections:
-                    changed.append(seat.number)
-                    self._load_selection(seat.number, segment.selections)
-        if not changed:
-            return
-        where = torch.tensor(changed, device=self.device)
-        layers, heads = len(self.sizes.layers), self.sizes.heads
-        chosen = self.indices[:, where].transpose(0, 1).reshape(len(where), layers * heads, -1)
-        found = slots_of(chosen, self.block_table[where], self.block_size)
-        self.chosen_slots[:, where] = found.unflatten(1, (layers, heads)).transpose(0, 1)
-
-    def _load_selection(self, number: int, selections: dict[int, Selection]) -> None:
-        given = [selections[i] for i in self.sizes.layers if i in selections]
-        if len(given) == len(self.sizes.layers) and len({s.indices.shape[2] for s in given}) == 1:
-            width = given[0].indices.shape[2]
-            self.indices[:, number, :, :width] = torch.cat([s.indices for s in given])
-            self.counts[:, number] = torch.cat([s.counts for s in given])
-            return
-        self.counts[:, number] = READS_ALL
-        for place, index in enumerate(self.sizes.layers):
-            if index in selections:
-                one = selections[index]
-                self.indices[place, number, :, : one.indices.shape[2]] = one.indices[0]
-                self.counts[place, number] = one.counts[0]
+                    changed.append((seat.number, segment.selections))
+        self._selected.load(changed, self.block_table, self.block_size)
 
 
 def _bucket(rows: int) -> int:
@@ -301,6 +306,8 @@ def _owner(segment: Segment) -> Any:
 
 def _tail_start(segment: Segment) -> int:
     """Return where a draft's tail begins; what the host knows of it spares a wait."""
+    if segment.tail_start is not None:
+        return segment.tail_start
     start = next(iter(segment.selections.values())).tail_start
     lengths = segment.view.lengths
     return lengths.max if start is lengths.tensor else int(start)

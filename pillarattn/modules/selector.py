@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import RowLengths, Selection
+from pillarattn.datatypes import RowLengths, Selection, on_device
 from pillarattn.kernels import attention_scores
 from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.cache.contiguous import ContiguousCache, ContiguousLayer
 from pillarattn.modules.round_selection import RoundScores, known_tokens, select_rounds
 from pillarattn.modules.score_buffer import ScoreBuffer
-from pillarattn.modules.selection_numbers import NumbersOnce
+from pillarattn.modules.selection_numbers import ForcedTokens, NumbersOnce
 from pillarattn.modules.step import AttentionOptions, SeedQueries
 from pillarattn.modules.strategies.base import LayerState, SelectionRequest, Strategy
 
-
-@dataclass(frozen=True)
-class ForcedTokens:
-    """Tokens that every selection keeps: the first `sink` and the newest `recent`.
-
-    The tokens that the last round emitted are always kept, and `extra` more (the paper's code
-    keeps one more: reference.md 1.2).
-    """
-
-    recent: int = 16
-    sink: int = 4
-    extra: int = 0
-
-    def newest(self, emitted: int) -> int:
-        """Return how many newest tokens to keep after a round that emitted `emitted` tokens."""
-        return max(self.recent, emitted + self.extra)
+__all__ = ["ForcedTokens", "Selector"]
 
 
 class Selector:
@@ -286,12 +270,13 @@ class Selector:
         tokens: Tensor | None,
         *,
         rounds: tuple[int, ...],
+        budgets: tuple[RatioBudget, ...] = (),
     ) -> SelectionRequest:
         layer, end = cache.layers[indices[0]], cache.lengths.max
         assert layer.key_buffer is not None
         scores = score_rows = rows = None
         if self.scores_verify:
-            rows = torch.tensor(counted, device=layer.key_buffer.device)
+            rows = on_device(counted, layer.key_buffer.device)
             if self.strategy.needs_scores:
                 pooled = buffer.pool(indices, rows=rows, end=end, normalise=self.normalise)
                 scores = pooled.to(self.score_dtype)
@@ -309,6 +294,7 @@ class Selector:
             score_rows=score_rows,
             tokens=None if tokens is None else tokens[:, : end + 1].repeat(len(indices), 1),
             rounds=rounds,
+            budgets=budgets,
         )
 
     def _state(self, layer: ContiguousLayer, index: int) -> LayerState:
@@ -337,9 +323,10 @@ class Selector:
         step: int | None = None,
         tokens: Tensor | None = None,
         rounds: tuple[int, ...] = (),
+        budgets: tuple[RatioBudget, ...] = (),
     ) -> SelectionRequest:
         newest = [self.forced.newest(n) for n in emitted]
-        numbers = self._numbers.of(lengths, newest, self.budget, window)
+        numbers = self._numbers.of(lengths, newest, budgets or self.budget, window)
         table = numbers.table.repeat(1, len(layers))
         return SelectionRequest(
             lengths=table[0],

@@ -236,9 +236,10 @@ def test_what_a_request_holds_beside_its_keys_is_small(engine, prompts):
     for _ in range(8):
         run.step()
     decoder = run._decoders["a"]
-    assert decoder.seeds.seeds == {}
-    kept = [decoder.history.ids, decoder.view.slots]
-    kept += [t for s in decoder._selections.values() for t in (s.indices, s.counts, s.tail_start)]
+    assert decoder.keys.seeds.seeds == {}
+    kept = [decoder.text.ids, decoder.keys.view.slots]
+    chosen = decoder.keys.selections.values()
+    kept += [t for s in chosen for t in (s.indices, s.counts, s.tail_start)]
     keys = run.runner.cache.layers[0].key_buffer[: decoder.length].nbytes
     assert sum(t.nbytes for t in kept) < keys
 

@@ -1,0 +1,95 @@
+"""The keys of many requests' coming rounds, chosen by one call over what their passes left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pillarattn.datatypes import RowLengths
+from pillarattn.engine.chosen_keys import ChosenKeys, ChosenPart
+from pillarattn.engine.paged_cache import PagedCache, RequestView
+from pillarattn.engine.step_buffers import StepBuffers
+from pillarattn.modules.budgets import RatioBudget
+from pillarattn.modules.score_buffer import ScoreBuffer
+from pillarattn.modules.selector import Selector
+from pillarattn.modules.text_selector import TextSelector
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """What one request's coming round is chosen by.
+
+    Attributes:
+        length: its tokens with keys.
+        emitted: tokens of its verify pass, and so the rows that count.
+        round_index: rounds chosen before.
+        budget: its own.
+        place: of its scores in `StepBuffers`; None: the strategy reads none.
+    """
+
+    length: int
+    emitted: int
+    round_index: int
+    budget: RatioBudget
+    place: int | None
+
+
+class BatchedSelection:
+    """Asks a strategy without history once a step, whatever the number of requests.
+
+    Args:
+        selector: of the engine's strategy; each request brings its own budget.
+        cache: the pool.
+        buffers: where scores lie.
+    """
+
+    def __init__(self, selector: Selector, cache: PagedCache, buffers: StepBuffers) -> None:
+        self._selector = TextSelector.like(selector)
+        self._buffers = buffers
+        self._view = RequestView(cache, reads_keys=False)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the strategy lets itself be asked so."""
+        return self._selector.is_apart
+
+    def choose(self, rows: list[TextRow]) -> list[ChosenPart]:
+        """Return the keys of each row's coming round.
+
+        Raises:
+            ValueError: layers differ in heads or windows.
+        """
+        places = list(range(len(rows)))
+        if self._selector.scores_verify:
+            places = [-1 if row.place is None else row.place for row in rows]
+        # Scores stay where they are: what lies between belongs to requests that have ended.
+        nobody = TextRow(1, 1, 0, rows[0].budget, None)
+        lines = [nobody] * (max(places) + 1)
+        for place, row in zip(places, rows, strict=True):
+            lines[place] = row
+        view: Any = self._view
+        # Layers that were met since the last time join.
+        view.set_length(0)
+        view.lengths = lengths = RowLengths([r.length for r in lines], self._buffers.device)
+        indices, counts = self._selector.choose_for(
+            view,
+            self._scores(len(lines), lengths),
+            emitted=[r.emitted for r in lines],
+            rounds=[r.round_index for r in lines],
+            budgets=[r.budget for r in lines],
+        )
+        layers, batch = tuple(self._selector.sparse_layers(view)), len(lines)
+        chosen = ChosenKeys(
+            layers,
+            indices.view(len(layers), batch, *indices.shape[1:]),
+            counts.view(len(layers), batch, -1),
+            lengths.tensor,
+        )
+        return [ChosenPart(chosen, place) for place in places]
+
+    def _scores(self, rows: int, lengths: RowLengths) -> ScoreBuffer:
+        scores, buffers = ScoreBuffer(), self._buffers
+        if self._selector.scores_verify:
+            for index, layer in zip(buffers.sizes.scored, buffers.scores, strict=True):
+                scores.put(index, layer[:rows], lengths)
+        return scores

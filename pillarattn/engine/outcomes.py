@@ -1,0 +1,177 @@
+"""What comes of a pass: its logits become tokens and drafts, and coming rounds get their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from torch import Tensor
+
+from pillarattn.datatypes import Phase
+from pillarattn.engine.batched_draws import Drawn, draw_all
+from pillarattn.engine.batched_selection import BatchedSelection
+from pillarattn.engine.decoder import RequestDecoder
+from pillarattn.engine.pass_logits import PassLogits
+from pillarattn.engine.request import FinishReason, Request
+from pillarattn.engine.scheduler import Scheduler, StepPlan
+from pillarattn.engine.shared_prompts import SharedPrompts
+
+T = TypeVar("T")
+
+
+class Outcomes:
+    """Takes what passes and shared prompts bring, and reports it to the scheduler.
+
+    Tokens of all requests are drawn by one call and so are their keys, where nothing but their
+    logits and scores has a say; the others ask their decoders one by one. What a request raises
+    ends that request alone.
+
+    Args:
+        scheduler: told of all that happens.
+        requests, decoders: those that have not ended, by id.
+        shared: ends of prompts that several samples begin with.
+        selection: chooses the keys of many requests.
+
+    Attributes:
+        news: by request, the tokens of this step; a request that ended without any is there too.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, requests: dict[str, Request],
+        decoders: dict[str, RequestDecoder], shared: SharedPrompts, selection: BatchedSelection,
+    ) -> None:  # fmt: skip
+        self.scheduler, self.requests, self.decoders = scheduler, requests, decoders
+        self.shared, self.selection = shared, selection
+        self.news: dict[str, list[int]] = {}
+
+    def fail(self, name: str, error: Exception) -> None:
+        """End a request."""
+        self.requests[name].finish(FinishReason.ERROR, error)
+        self.news.setdefault(name, [])
+
+    def fork(self, name: str) -> None:
+        """Give a sample its first token from the prompt that it shares."""
+        self._guarded(name, partial(self._fork, name))
+
+    def take(self, plan: StepPlan, logits: PassLogits) -> None:
+        """Turn the logits of a pass into tokens; they lie in the order of the plan."""
+        spans = dict(zip(_names(plan), range(len(logits)), strict=True))
+        drawn = self._drawn(plan, logits, spans)
+
+        def heard(name: str, part: Callable[[str, Tensor, Drawn | None], None]) -> None:
+            raw = logits[spans[name]]
+            self._guarded(name, partial(part, name, raw, drawn.get(name)))
+
+        for chunk in plan.prefills:
+            self.scheduler.prefilled(chunk.request_id, chunk.tokens)
+            if chunk.emits:
+                heard(chunk.request_id, self._first)
+        for name in plan.drafts:
+            self.scheduler.drafted(name)
+            heard(name, self._draft)
+        for name, _ in plan.verifies:
+            heard(name, self._verify)
+        self._select([name for name, _ in plan.verifies])
+
+    def _drawn(self, plan: StepPlan, logits: PassLogits, spans: dict[str, int]) -> dict[str, Drawn]:
+        """Return what can be drawn for all requests at once, by request."""
+        drafts, wanted = set(plan.drafts), []
+        for name, place in spans.items():
+            first, count = logits.spans[place]
+            if count:
+                phase = Phase.DRAFT if name in drafts else Phase.VERIFY
+                rows = self.decoders[name].rows_to_draw(phase, first, count)
+                wanted += [] if rows is None else [rows]
+        return _attempted(lambda: draw_all(logits.rows, wanted)) or {}
+
+    def _select(self, names: list[str]) -> None:
+        """Choose the keys of the rounds that begin after a verify pass."""
+        ready = [
+            name
+            for name in names
+            if self.requests[name].finish_reason is None and self.decoders[name].keys.selects
+        ]
+        if self.selection.is_possible:
+            ready = self._select_together(ready)
+        for name in ready:
+            self._guarded(name, self.decoders[name].select_keys)
+        for name in names:
+            self.decoders[name].keys.forget_scores()
+
+    def _select_together(self, names: list[str]) -> list[str]:
+        """Choose for as many as can be, and return the others."""
+        rows = {name: self.decoders[name].keys.row() for name in names}
+        together = [(name, row) for name, row in rows.items() if row is not None]
+        parts = None
+        if together:
+            parts = _attempted(lambda: self.selection.choose([row for _, row in together]))
+        if parts is None:
+            return names
+        for (name, _), part in zip(together, parts, strict=True):
+            self.decoders[name].keys.take(part)
+        return [name for name in names if rows[name] is None]
+
+    def _guarded(self, name: str, attempt: Callable[[], None]) -> None:
+        """Run a request's own part; what it raises ends that request alone."""
+        before = len(self.requests[name].output)
+        try:
+            attempt()
+        except Exception as error:
+            self.requests[name].finish(FinishReason.ERROR, error)
+        new = self.requests[name].output[before:]
+        if new or self.requests[name].finish_reason is not None:
+            self.news[name] = self.news.get(name, []) + new
+
+    def _first(self, name: str, raw: Tensor, drawn: Drawn | None) -> None:
+        decoder = self.decoders[name]
+        self.shared.keep(name, raw, decoder.keys.seeds.seeds)
+        self.shared.leave(name)
+        decoder.first_token(raw, drawn)
+        self._next_round(name)
+
+    def _fork(self, name: str) -> None:
+        decoder, shared = self.decoders[name], self.shared.of(name)
+        self.shared.leave(name)
+        decoder.keys.seeds.seeds.update(shared.seeds)
+        decoder.keys.table = self.scheduler.entries[name].table
+        self.scheduler.forked(name)
+        decoder.first_token(shared.raw)
+        self._next_round(name)
+
+    def _draft(self, name: str, raw: Tensor, drawn: Drawn | None) -> None:
+        if not self.decoders[name].add_draft(raw, drawn):
+            self.scheduler.end_draft(name)
+
+    def _verify(self, name: str, raw: Tensor, drawn: Drawn | None) -> None:
+        decoder = self.decoders[name]
+        emitted = decoder.judge(raw, drawn)
+        self.scheduler.verified(name, len(emitted), decoder.heat)
+        self._next_round(name)
+
+    def _next_round(self, name: str) -> None:
+        """Say how long a request's coming round is, and look up drafts that take no steps."""
+        decoder = self.decoders[name]
+        if self.requests[name].finish_reason is None:
+            wish = decoder.wish(self.scheduler.entries[name].draft_room)
+            if decoder.proposes:
+                self.scheduler.proposed(name, decoder.propose(wish))
+            else:
+                self.scheduler.wished(name, wish)
+
+
+def _names(plan: StepPlan) -> list[str]:
+    """Return whose segments a pass has, in their order."""
+    prefills = [chunk.request_id for chunk in plan.prefills]
+    return [*prefills, *plan.drafts, *(name for name, _ in plan.verifies)]
+
+
+def _attempted(attempt: Callable[[], T]) -> T | None:
+    """Return what an attempt for many requests gives, or None if it raises.
+
+    Each request then tries by itself, with less memory, and what it raises is its own.
+    """
+    try:
+        return attempt()
+    except Exception:
+        return None

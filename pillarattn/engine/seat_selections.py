@@ -1,0 +1,112 @@
+"""The keys that drafts read, at the seats of their requests: written once a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pillarattn.datatypes import Selection, on_device
+from pillarattn.engine.chosen_keys import ChosenKeys, ChosenPart
+from pillarattn.kernels.mixed_attention import READS_ALL, slots_of
+
+
+class SeatSelections:
+    """Selections by layer and seat.
+
+    Args:
+        device: where they are.
+
+    Attributes:
+        indices: `[layers, seats, Hkv, N]` int32, logical positions.
+        counts: `[layers, seats, Hkv]` int32; `READS_ALL` where a layer reads everything.
+        slots: where those positions lie in the pool, as `indices`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._layers: tuple[int, ...] = ()
+        self.indices = torch.zeros(0, 0, 0, 0, dtype=torch.int32, device=device)
+        self.slots, self.counts = self.indices, self.indices.sum(-1, dtype=torch.int32)
+
+    def resize(self, layers: tuple[int, ...], *, seats: int, heads: int, width: int) -> bool:
+        """Make room, and return whether what was there still is, at the same seats."""
+        old, shape = self.indices, (len(layers), seats, heads, width)
+        stays = layers == self._layers and heads == old.shape[2] and seats >= old.shape[1]
+        stays = stays and width >= old.shape[3]
+        if stays and shape == tuple(old.shape):
+            return True
+        kept = self.indices, self.slots, self.counts
+        self._layers = layers
+        self.counts = torch.full(shape[:3], READS_ALL, dtype=torch.int32, device=self.device)
+        self.indices = self.counts.new_zeros(shape)
+        self.slots = torch.zeros_like(self.indices)
+        if stays:
+            for new, known in zip((self.indices, self.slots), kept, strict=False):
+                new[:, : old.shape[1], :, : old.shape[3]] = known
+            self.counts[:, : old.shape[1]] = kept[2]
+        return stays
+
+    def load(
+        self, changed: list[tuple[int, Mapping[int, Selection]]], block_table: Tensor,
+        block_size: int,
+    ) -> None:  # fmt: skip
+        """Write what seats read from now on, and look up where it lies.
+
+        Args:
+            changed: seats, and the selections of their requests.
+            block_table: `[seats, P]`, the blocks of each.
+            block_size: tokens of a block.
+        """
+        if not changed:
+            return
+        # Those that were chosen together lie together, and are copied together.
+        changed = sorted(changed, key=lambda pair: _source(pair[1]))
+        places = [s.place if isinstance(s, ChosenPart) else 0 for _, s in changed]
+        table = on_device([[number for number, _ in changed], places], self.device)
+        at = 0
+        while at < len(changed):
+            number, selections = changed[at]
+            end = at + 1
+            if isinstance(selections, ChosenPart) and selections.chosen.layers == self._layers:
+                while end < len(changed) and _source(changed[end][1]) == _source(selections):
+                    end += 1
+                self._load_many(selections.chosen, table[0, at:end], table[1, at:end])
+            else:
+                self._load_one(number, selections)
+            at = end
+        where, layers, heads = table[0], *self.indices.shape[0:3:2]
+        chosen = self.indices[:, where].transpose(0, 1).reshape(len(where), layers * heads, -1)
+        found = slots_of(chosen, block_table[where], block_size)
+        self.slots[:, where] = found.unflatten(1, (layers, heads)).transpose(0, 1)
+
+    def _load_many(self, chosen: ChosenKeys, seats: Tensor, places: Tensor) -> None:
+        width = chosen.indices.shape[3]
+        self.indices[..., :width].index_copy_(1, seats, chosen.indices.index_select(1, places))
+        self.counts.index_copy_(1, seats, chosen.counts.index_select(1, places))
+
+    def _load_one(self, number: int, selections: Mapping[int, Selection]) -> None:
+        given = [selections[i] for i in self._layers if i in selections]
+        if len(given) == len(self._layers) and len({s.indices.shape[2] for s in given}) == 1:
+            width = given[0].indices.shape[2]
+            self.indices[:, number, :, :width] = torch.cat([s.indices for s in given])
+            self.counts[:, number] = torch.cat([s.counts for s in given])
+            return
+        self.counts[:, number] = READS_ALL
+        for place, index in enumerate(self._layers):
+            if index in selections:
+                one = selections[index]
+                self.indices[place, number, :, : one.indices.shape[2]] = one.indices[0]
+                self.counts[place, number] = one.counts[0]
+
+
+def width_of(selections: Mapping[int, Selection]) -> int:
+    """Return the widest layer's N."""
+    if isinstance(selections, ChosenPart):
+        return int(selections.chosen.indices.shape[3])
+    return max((s.indices.shape[2] for s in selections.values()), default=0)
+
+
+def _source(selections: Mapping[int, Selection]) -> int:
+    return id(selections.chosen) if isinstance(selections, ChosenPart) else id(selections)
