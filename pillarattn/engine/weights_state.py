@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pillarattn.patch.obstacle import users_hooks
+
 # How many parameters are looked at, and how many values of each.
 LOOKED_AT, VALUES = 8, 32
 # What a tensor's own class raises for an operation that it does not know.
@@ -15,7 +17,7 @@ FAULTS = (NotImplementedError, RuntimeError, TypeError, AttributeError)
 
 @torch.no_grad()
 def weights_state(model: Any) -> tuple[Any, ...]:
-    """Return something that is equal while weights and adapters are, and else almost surely not.
+    """Return something that is equal while weights, adapters and hooks are, and else hardly ever.
 
     Writing in place counts in a tensor's version; writing to `.data` does not, so that some values
     are looked at too: an optimiser's step or newly loaded weights change nearly all of them.
@@ -30,7 +32,8 @@ def weights_state(model: Any) -> tuple[Any, ...]:
         for m in model.modules()
         if hasattr(m, "_active_adapter")
     )  # fmt: skip
-    return marks, values, adapters
+    hooks = tuple(number for m in model.modules() for number in users_hooks(m))
+    return marks, values, adapters, hooks
 
 
 def _place(parameter: Tensor) -> int:

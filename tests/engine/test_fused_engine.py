@@ -1,4 +1,4 @@
-"""Fused layers in the engine: they run, give the model's own tokens, and follow its changes."""
+"""Fused layers in the engine: they run, in few launches, and give the model's own tokens."""
 
 from __future__ import annotations
 
@@ -9,95 +9,38 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pillarattn
 from pillarattn.config import PillarConfig
-from pillarattn.engine import fused_passes, runner
+from pillarattn.engine import fused_passes
 from pillarattn.engine.config import EngineConfig
-from pillarattn.engine.cuda_graph import GraphedPasses
 from pillarattn.engine.engine import Engine
-from pillarattn.engine.model_watch import EVERY
 from pillarattn.engine.request import SamplingParams
 from pillarattn.kernels import layer_ops
 from pillarattn.patch import fused_layers, joined_weights
-from pillarattn.patch.fused_layers import FusedLayers
 from tests.engine.conftest import SPARSE
+from tests.engine.fused_cases import (
+    NEW,
+    calls,
+    engine_of,
+    fresh,
+    over_buffers,
+    plain_tokens,
+    rehearsing,
+)
 from tests.engine.test_engine import tokens
 from tests.kernels.interpreter import repair_interpreter
 
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
-NEW = 16
 # The package has a function of the same name.
 mixed_attention = sys.modules["pillarattn.kernels.mixed_attention"]
+# Fixtures.
+__all__ = ["calls", "over_buffers", "rehearsing"]
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
     reason="TRITON_INTERPRET is not 1",
 )
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """Return the layers that ran fused, by number."""
-    seen, attend = [], FusedLayers._attend
-
-    def watched(self, module, *given):
-        seen.append(module.layer_idx)
-        return attend(self, module, *given)
-
-    monkeypatch.setattr(FusedLayers, "_attend", watched)
-    return seen
-
-
-@pytest.fixture
-def rehearsing(monkeypatch):
-    """Let graphs replay by their own Python code: all but the graph itself is a GPU's."""
-
-    def record(self, held, play):
-        held.logits = play()
-        held.replay = lambda: held.logits.copy_(play())
-
-    monkeypatch.setattr(GraphedPasses, "_record", record)
-    monkeypatch.setattr(runner, "obstacle", lambda model, cache: None)
-
-
-@pytest.fixture(autouse=True)
-def over_buffers(monkeypatch):
-    """Let requests attend together, also on a CPU."""
-    monkeypatch.setattr(runner, "wants_buffers", lambda kernels, device: True)
-
-
-def engine_of(model, *, graphs=False, preflight=False, kernels="auto", **changes):
-    """Return an engine, which may replay passes also on a CPU."""
-    pillar = PillarConfig(**{**SPARSE, "k": changes.pop("k", SPARSE["k"])}, kernels=kernels)
-    config = {"kv_tokens": 1024, "prefill_chunk": 16, "seed": 0, **changes}
-    run = Engine(model, EngineConfig(pillar=pillar, preflight=preflight, **config))
-    run.runner.graphs.is_on = graphs
-    if graphs:
-        renew = run.runner._renew_graphs
-
-        def renewed():
-            renew()
-            run.runner.graphs.is_on = True
-
-        run.runner._renew_graphs = renewed
-    return run
-
-
-def fresh(tiny_model, family="llama", **changes):
-    """Return a patched model that a test may change."""
-    return pillarattn.patch(tiny_model(family, **changes))
-
-
-def plain_tokens(model, prompts, new=NEW):
-    """Return plain greedy tokens of a patched model, as it is now."""
-    rows = [torch.tensor([p]) for p in prompts]
-    out = [
-        model.generate(r, attention_mask=torch.ones_like(r), max_new_tokens=new, do_sample=False)
-        for r in rows
-    ]
-    return [tuple(o[0, r.shape[1] :].tolist()) for o, r in zip(out, rows, strict=True)]
 
 
 @pytest.mark.parametrize("family", FUSED)
@@ -259,124 +202,6 @@ def test_out_of_memory_says_nothing_about_fused_layers(models, prompts, alone, m
         done += run.step()
     assert done[-1].token_ids == alone(prompts[1], NEW)
     assert run.runner.fused.is_settled and run.runner.fused.reason is None
-
-
-def in_place(model):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.2)
-
-
-def through_data(model):
-    for parameter in model.parameters():
-        parameter.data.mul_(1.2)
-
-
-def other_tensors(model):
-    state = {name: 1.2 * weight for name, weight in model.state_dict().items()}
-    model.load_state_dict(state, assign=True)
-
-
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "replayed"])
-@pytest.mark.parametrize("change", [in_place, through_data, other_tensors])
-def test_weights_that_change_between_requests(
-    tiny_model, prompts, calls, rehearsing, change, graphs
-):
-    """As in reinforcement learning: copies of weights follow, and recordings of others end."""
-    model = fresh(tiny_model, tie_word_embeddings=False)
-    run = engine_of(model, graphs=graphs)
-    for _ in range(3):
-        wanted = plain_tokens(model, prompts)
-        before = len(calls)
-        assert tokens(run.generate(prompts, SamplingParams(max_tokens=NEW))) == wanted
-        assert len(calls) > before
-        assert (run.runner.graphs.replayed > 0) == graphs
-        change(model)
-    assert wanted != plain_tokens(model, prompts)
-
-
-def test_weights_that_change_in_the_middle_of_requests(tiny_model, prompts, calls):
-    """Once the engine is told, no pass reads what weights were."""
-    model = fresh(tiny_model, tie_word_embeddings=False)
-    run = engine_of(model)
-    run.add_request(prompts[2], SamplingParams(max_tokens=64), request_id="long")
-    for _ in range(8):
-        run.step()
-    through_data(model)
-    run.reset_prefix_cache()
-    wanted = plain_tokens(model, [prompts[1]])
-    run.add_request(prompts[1], SamplingParams(max_tokens=NEW), request_id="new")
-    done = {}
-    while run.has_unfinished:
-        done |= {o.request_id: o for o in run.step()}
-    assert [done["new"].token_ids] == wanted
-    assert len(done["long"].token_ids) == 64
-
-
-class Adapter(nn.Module):
-    """A linear layer with something on top, as adapters put it in place of one."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base, self.up = base, nn.Linear(base.in_features, base.out_features, bias=False)
-
-    def forward(self, rows):
-        return self.base(rows) + self.up(rows)
-
-
-def adapter(model):
-    layer = model.model.layers[1].mlp
-    layer.up_proj = Adapter(layer.up_proj)
-
-
-def hook(model):
-    model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: 2 * out)
-
-
-def forward(model):
-    layer = model.model.layers[1].mlp
-    own = layer.forward
-    layer.forward = lambda rows: 2 * own(rows)
-
-
-def kind_of_linear(model):
-    class Other(nn.Linear):
-        pass
-
-    model.model.layers[0].self_attn.v_proj.__class__ = Other
-
-
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "replayed"])
-@pytest.mark.parametrize("change", [adapter, hook, forward, kind_of_linear])
-def test_what_is_added_to_layers_is_run(tiny_model, prompts, calls, rehearsing, change, graphs):
-    """Between requests; the layers are the model's own from then on."""
-    model = fresh(tiny_model)
-    run = engine_of(model, graphs=graphs, prefix_cache=False)
-    params = SamplingParams(max_tokens=NEW)
-    assert tokens(run.generate(prompts, params)) == plain_tokens(model, prompts)
-    assert run.runner.fused.has_layers
-    change(model)
-    wanted, before = plain_tokens(model, prompts), len(calls)
-    assert tokens(run.generate(prompts, params)) == wanted
-    assert len(calls) == before
-    assert not run.runner.fused.has_layers
-
-
-@pytest.mark.parametrize("change", [adapter, hook, forward])
-def test_what_is_added_in_the_middle_of_requests_is_seen_soon(tiny_model, prompts, calls, change):
-    model = fresh(tiny_model)
-    run = engine_of(model)
-    run.add_request(prompts[1], SamplingParams(max_tokens=200))
-    for _ in range(4):
-        run.step()
-    change(model)
-    for _ in range(EVERY):
-        run.step()
-    before = len(calls)
-    assert before > 0
-    run.step()
-    assert len(calls) == before
-    run.abort_all()
 
 
 def test_autocast_runs_the_models_own_code(tiny_model, prompts, calls, rehearsing):

@@ -40,8 +40,12 @@ def no_adapter(model):
     model[2]._disable_adapters = True
 
 
+def a_hook(model):
+    model[1].register_forward_hook(lambda *_: None)
+
+
 @pytest.mark.parametrize(
-    "change", [in_place, through_data, another_tensor, another_adapter, no_adapter]
+    "change", [in_place, through_data, another_tensor, another_adapter, no_adapter, a_hook]
 )
 def test_changes_are_seen(change):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), Adapted())
