@@ -13,6 +13,9 @@ from pillarattn.patch.fused_layers import FusedLayers, FusedSwitch
 from pillarattn.patch.graph_recorder import fault_reason, logits_gap
 from pillarattn.patch.joined_weights import JoinedWeights
 
+# Rows whose logits are compared at most: those of a whole pass could take gigabytes.
+COMPARED = 64
+
 
 class FusedPasses:
     """Runs a model's passes with `FusedLayers` where its layers allow it.
@@ -97,9 +100,10 @@ class FusedPasses:
 
     def _compared(self, layers: FusedLayers, play: Callable[[], Tensor], live: int) -> Tensor:
         """Run a pass both ways and return the logits of the model's own code."""
+        every = slice(0, live, -(-live // COMPARED))
         try:
             with layers.active():
-                fused = play()[:live]
+                fused = play()[every].clone()
         except (torch.OutOfMemoryError, MemoryError):
             # It will be run again, and says nothing about the code.
             raise
@@ -107,7 +111,7 @@ class FusedPasses:
             self._give_up(fault_reason(error))
             return play()
         own = play()
-        gap, allowed = logits_gap(fused, own[:live])
+        gap, allowed = logits_gap(fused, own[every])
         if layers.ran < len(layers.layers):
             self._give_up("their keys have no place in the pool as they are")
         elif gap <= allowed:
