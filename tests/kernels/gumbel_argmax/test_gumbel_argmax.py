@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pillarattn.kernels import gumbel_argmax
-from pillarattn.kernels.gumbel_argmax.noise import row_words, scores
+from pillarattn.kernels.gumbel_argmax.noise import SPREAD, row_words, scores
+from pillarattn.kernels.gumbel_argmax.reference import _bounds
 from tests.kernels.gumbel_argmax.chances import KEY_RANGE, chi_square_z
 
 NAN, INF = float("nan"), float("inf")
@@ -59,6 +60,19 @@ def test_large_vocabularies_and_many_rows(draw, rows, size, monkeypatch) -> None
     few = slice(-3, None)
     wanted = all_scores(logits[few], keys[few]).argmax(dim=1)
     assert torch.equal(draw(logits, keys)[few], wanted)
+
+
+def test_the_largest_bound_need_not_win(draw) -> None:
+    """Of two tokens, far apart, the one whose bound is lower is the one with the larger sum."""
+    logits, keys = torch.full((3000, 2100), -INF), some_keys(3000)
+    two = torch.tensor([10, 2000])
+    logits[:, two] = torch.tensor([0.0, 0.3])
+    words, spread = row_words(keys), torch.arange(2100, dtype=torch.int32) * SPREAD
+    bounds = _bounds(logits, words, spread).view(3000, -1)[:, two]
+    sums = torch.stack([scores(logits[:, v], v.expand(3000), words) for v in two], dim=1)
+    odd = (bounds.argmax(1) != sums.argmax(1)).nonzero()[:20, 0]
+    assert len(odd) == 20
+    assert torch.equal(draw(logits[odd], keys[odd]), two[sums[odd].argmax(1)])
 
 
 def test_fp64_logits_are_the_references() -> None:
