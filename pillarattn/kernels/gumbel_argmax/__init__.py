@@ -38,6 +38,8 @@ def gumbel_argmax(logits: Tensor, keys: Tensor, *, implementation: str = "auto")
     if keys.dtype != torch.int64:
         raise ValueError(f"keys must be int64, got {keys.dtype}; convert them")
     check_one_device(logits=logits, keys=keys)
+    # A token has no gradient.
+    logits = logits.detach()
     # The kernel's bounds are fp32, which does not hold every fp64 number.
     unsupported = "fp64" if logits.dtype == torch.float64 else None
     draw = choose("gumbel_argmax", implementation, logits, keys, unsupported=unsupported)

@@ -126,6 +126,11 @@ def test_rows_may_be_strided_and_none(draw) -> None:
     assert draw(torch.zeros(2, 0), keys[:2, :3]).tolist() == [-1, -1]
 
 
+def test_logits_may_want_a_gradient(draw) -> None:
+    logits, keys = torch.randn(2, 50), some_keys(2)
+    assert torch.equal(draw(logits.clone().requires_grad_(), keys), draw(logits, keys))
+
+
 def test_a_row_is_drawn_by_its_key_alone(draw) -> None:
     logits, keys = torch.randn(7, 1300), some_keys(7)
     together = draw(logits, keys)
