@@ -22,6 +22,8 @@ from pillarattn.engine.copy_lanes import DOWN, MAIN, UP, CudaLanes, Lanes, OneLa
 # Of the host's memory that is taken at a time: PyTorch rounds what it locks in place up to a power
 # of two, which could be twice as much.
 PIECE_BYTES = 2**30
+# Moves are done as one while they take no more memory on the way.
+TOGETHER_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -100,47 +102,68 @@ class BlockMover:
         for pool in self.pools[len(self._host) :]:
             self._host.append(HostBlocks(self._blocks(pool), self.host_blocks))
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: list[Move]) -> None:
         """Copy blocks as planned, in order; passes that are launched later find them moved.
 
-        A move that raises may be made again: its sources are as they were.
+        Args:
+            moves: each leaves the list once it is done: after an error the rest can be gone on
+                with, since its sources are as they were.
         """
-        for move in moves:
+        while moves:
+            count = self._together(moves)
             if self.pools:
-                self._move(move)
+                # Of two that write to a block the later one counts.
+                pairs: dict[int, int] = {}
+                for move in moves[:count]:
+                    pairs.update(zip(move.targets, move.sources, strict=True))
+                self._move(moves[0].kind, pairs)
+            del moves[:count]
+
+    def _together(self, moves: list[Move]) -> int:
+        """Return how many of the first moves can be done as one: none reads what another writes."""
+        kind, count, blocks = moves[0].kind, 0, 0
+        most = TOGETHER_BYTES // max(1, sum(self._blocks(pool)[0].nbytes for pool in self.pools))
+        for move in moves:
+            blocks += len(move.sources)
+            if count and (kind == "copy" or move.kind != kind or blocks > most):
+                break
+            count += 1
+        return count
 
     def give_back(self) -> None:
         """Give back the memory of copies that have ended; cheap enough for each pass."""
         if self._flights and self.lanes is not None:
             self._flights = [f for f in self._flights if not self.lanes.is_reached(f.end)]
 
-    def _move(self, move: Move) -> None:
+    def _move(self, kind: str, pairs: dict[int, int]) -> None:
+        """Copy blocks; `pairs` are targets and their sources."""
         if self.lanes is None:
             device = self.pools[0].device
             self.lanes = CudaLanes(device) if device.type == "cuda" else OneLane()
         self.give_back()
         try:
-            if move.kind == "copy":
-                self._copy(move, self.lanes)
+            if kind == "copy":
+                self._copy(pairs, self.lanes)
                 return
             self.prepare()
-            if move.kind == "out":
-                self._send(move, self.lanes)
+            if kind == "out":
+                self._send(sorted(pairs.items()), self.lanes)
             else:
-                self._fetch(move, self.lanes)
+                self._fetch(
+                    sorted((source, target) for target, source in pairs.items()), self.lanes
+                )
         except BaseException:
             # What has begun must not go on in memory that is given back.
             self.lanes.finish()
             raise
 
-    def _copy(self, move: Move, lanes: Lanes) -> None:
-        sources, targets = self._on_device(move.sources), self._on_device(move.targets)
+    def _copy(self, pairs: dict[int, int], lanes: Lanes) -> None:
+        sources, targets = self._on_device(pairs.values()), self._on_device(pairs)
         for pool in self.pools:
             lanes.run(MAIN, partial(_copy_inside, self._blocks(pool), sources, targets))
 
-    def _send(self, move: Move, lanes: Lanes) -> None:
-        """Copy blocks to the host."""
-        pairs = sorted(zip(move.targets, move.sources, strict=True))
+    def _send(self, pairs: list[tuple[int, int]], lanes: Lanes) -> None:
+        """Copy blocks to the host: to the first of each pair from the second, ascending."""
         sources, memory = self._on_device([source for _, source in pairs]), []
         for pool in self.pools:
             blocks = self._blocks(pool)
@@ -150,13 +173,14 @@ class BlockMover:
         for host, gathered in zip(self._host, memory, strict=True):
             for at, target in host.runs([target for target, _ in pairs]):
                 lanes.run(DOWN, partial(_copy_over, gathered[at : at + len(target)], target))
-        self._flights.append(Flight(lanes.mark(DOWN), memory, frozenset(move.targets)))
+        self._flights.append(
+            Flight(lanes.mark(DOWN), memory, frozenset(target for target, _ in pairs))
+        )
 
-    def _fetch(self, move: Move, lanes: Lanes) -> None:
-        """Copy blocks back from the host."""
-        pairs = sorted(zip(move.sources, move.targets, strict=True))
+    def _fetch(self, pairs: list[tuple[int, int]], lanes: Lanes) -> None:
+        """Copy blocks back from the host: from the first of each pair to the second, ascending."""
         for flight in self._flights:
-            if not flight.written.isdisjoint(move.sources):
+            if not flight.written.isdisjoint(source for source, _ in pairs):
                 lanes.wait(UP, flight.end)
         memory = []
         for pool, host in zip(self.pools, self._host, strict=True):

@@ -215,9 +215,7 @@ class Engine:
         self._moves += plan.moves
         self._forks = [name for name in self._forks if name not in plan.interrupted]
         self._forks += [child for child, _ in plan.forks]
-        while self._moves:
-            self.runner.cache.move((self._moves[0],))
-            del self._moves[0]
+        self.runner.cache.move(self._moves)
         while self._forks:
             child = self._forks.pop(0)
             if child in self.requests:

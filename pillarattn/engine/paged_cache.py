@@ -143,8 +143,8 @@ class PagedCache(Cache):
             layer.key_buffer, layer.value_buffer = key_buffer, value_buffer
         self.mover.pools.extend(pools)
 
-    def move(self, moves: tuple[Move, ...]) -> None:
-        """Copy blocks as planned, in order: see `BlockMover.move`."""
+    def move(self, moves: list[Move]) -> None:
+        """Copy blocks as planned, and empty the list: see `BlockMover.move`."""
         self.mover.move(moves)
 
 

@@ -104,7 +104,7 @@ def session(lanes, **shape):
     before = blocks_of(cache)
 
     def step(*moves, writes=()):
-        cache.move(tuple(Move("a", kind, tuple(s), tuple(t)) for kind, s, t in moves))
+        cache.move([Move("a", kind, tuple(s), tuple(t)) for kind, s, t in moves])
         # What a pass reads and writes, it does after what the main lane was given.
         if isinstance(lanes, SlowLanes):
             lanes.settle(MAIN)
@@ -160,7 +160,7 @@ def test_memory_stays_until_copies_have_ended():
     lanes = SlowLanes((MAIN,))
     cache = filled(lanes)
     for block in range(3):
-        cache.move((Move("a", "out", (block,), (block,)),))
+        cache.move([Move("a", "out", (block,), (block,))])
     # Nothing has gone down yet.
     assert [f.written for f in cache.mover._flights] == [{0}, {1}, {2}]
     cache.mover.give_back()
@@ -174,15 +174,15 @@ def test_who_comes_back_does_not_wait_for_others_that_leave():
     lanes = SlowLanes((MAIN,))
     cache = filled(lanes)
     before = blocks_of(cache)
-    cache.move((Move("a", "out", (0,), (0,)),))
+    cache.move([Move("a", "out", (0,), (0,))])
     lanes.finish()
     overwrite(cache, 0)
-    cache.move((Move("b", "out", (1,), (1,)), Move("a", "in", (0,), (0,))))
+    cache.move([Move("b", "out", (1,), (1,)), Move("a", "in", (0,), (0,))])
     assert (UP, DOWN) not in lanes.waits
     assert lanes.done[DOWN] < len(lanes.work[DOWN])
     assert_holds(blocks_of(cache), 0, before[0])
     # This one has not arrived on the host.
-    cache.move((Move("b", "in", (1,), (5,)),))
+    cache.move([Move("b", "in", (1,), (5,))])
     assert (UP, DOWN) in lanes.waits
     assert_holds(blocks_of(cache), 5, before[1])
 
@@ -209,8 +209,7 @@ def test_a_move_that_fails_is_made_again(quick):
         failures, left = 0, list(moves)
         while left:
             try:
-                cache.move((left[0],))
-                del left[0]
+                cache.move(left)
             except MemoryError:
                 failures += 1
                 # Nothing is under way in memory that was given back.
@@ -233,7 +232,7 @@ def test_neighbours_on_the_host_are_one_copy():
     assert host.runs([]) == []
     lanes = SlowLanes((MAIN,))
     cache = filled(lanes)
-    cache.move((Move("a", "out", (4, 1, 6), (2, 0, 1)),))
+    cache.move([Move("a", "out", (4, 1, 6), (2, 0, 1))])
     # One gather and one copy, of all layers; and the wait.
     assert (len(lanes.work[MAIN]), len(lanes.work[DOWN])) == (1, 2)
 
@@ -253,6 +252,33 @@ def test_pieces_of_the_host(monkeypatch, size):
     _, found, wanted = session(SlowLanes((MAIN,)))
     for block, held in wanted.items():
         assert_holds(found, block, held)
+
+
+def test_moves_of_a_kind_are_done_as_one(monkeypatch):
+    """Unless one reads what another writes, or they would take too much memory on the way."""
+    lanes = SlowLanes((MAIN,))
+    cache, done = filled(lanes), []
+    before, move = blocks_of(cache), cache.mover._move
+    monkeypatch.setattr(cache.mover, "_move", lambda *given: done.append(given) or move(*given))
+    moves = [
+        Move("a", "out", (0,), (1,)), Move("b", "out", (1, 2), (2, 3)),
+        # A request that is dropped at once gives its place on the host to another.
+        Move("c", "out", (3,), (2,)),
+        Move("a", "in", (1,), (6,)), Move("c", "in", (2,), (7,)),
+        Move("d", "copy", (6,), (0,)), Move("e", "copy", (0,), (1,)),
+    ]  # fmt: skip
+    cache.move(moves)
+    assert not moves
+    assert [(kind, len(pairs)) for kind, pairs in done] == [
+        ("out", 3), ("in", 2), ("copy", 1), ("copy", 1),
+    ]  # fmt: skip
+    found = blocks_of(cache)
+    for block, source in ((6, 0), (7, 3), (0, 0), (1, 0), (2, 2)):
+        assert_holds(found, block, before[source])
+    done.clear()
+    monkeypatch.setattr(block_mover, "TOGETHER_BYTES", 1)
+    cache.move([Move("a", "out", (0,), (0,)), Move("b", "out", (1,), (1,))])
+    assert len(done) == 2
 
 
 def test_nothing_moves_before_there_are_buffers():
@@ -300,10 +326,10 @@ def test_streams_of_a_gpu():
         before = [layer.key_buffer.clone() for layer in made.layers]
         there, back = tuple(range(0, 40)), tuple(range(39, -1, -1))
         torch.cuda._sleep(10_000_000)
-        made.move((Move("a", "out", there, back),))
+        made.move([Move("a", "out", there, back)])
         for layer in made.layers:
             layer.key_buffer.zero_()
-        made.move((Move("a", "in", back, there),))
+        made.move([Move("a", "in", back, there)])
         for layer, old in zip(made.layers, before, strict=True):
             assert torch.equal(layer.key_buffer[: 40 * SIZE], old[: 40 * SIZE])
             assert not layer.key_buffer[40 * SIZE :].any()

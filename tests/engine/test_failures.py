@@ -189,12 +189,12 @@ def test_copies_that_fail_are_made_again(engine, prompts, alone, host_tokens):
     """Out of memory while blocks move: no block is lost, and no sample of a shared prompt."""
     new = 4 * NEW
     run, failures, calls = engine(kv_tokens=192, host_tokens=host_tokens, offload_chunk=16), [], []
-    cache, kinds = run.runner.cache, []
-    cache.mover.lanes, move = OneLane(), cache.move
+    mover, kinds = run.runner.cache.mover, []
+    mover.lanes, move = OneLane(), mover._move
 
-    def moved(moves):
-        kinds[:] = [one.kind for one in moves]
-        move(moves)
+    def moved(kind, pairs):
+        kinds[:] = [kind]
+        move(kind, pairs)
 
     def sometimes(lane, work):
         calls.append(kinds[0])
@@ -204,7 +204,7 @@ def test_copies_that_fail_are_made_again(engine, prompts, alone, host_tokens):
             raise MemoryError("out of memory")
         work()
 
-    cache.move, cache.mover.lanes.run = moved, sometimes
+    mover._move, mover.lanes.run = moved, sometimes
     sampled = SamplingParams(max_tokens=new, n=3, temperature=1.0, seed=1)
     wanted = [o.token_ids for o in engine().generate([prompts[1]], sampled)]
     run.add_request(prompts[1], sampled, request_id="s")

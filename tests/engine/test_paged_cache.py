@@ -53,9 +53,9 @@ def test_blocks_move_to_the_host_and_back_and_are_copied():
     keys, values = torch.randn(2, 1, 2, 64, 8).unbind(0)
     cache.update(keys, values, 0)
     before = cache.layers[0].read(torch.arange(64))
-    cache.move((Move("a", "out", (2, 0), (1, 0)),))
+    cache.move([Move("a", "out", (2, 0), (1, 0))])
     cache.layers[0].key_buffer[:16] = cache.layers[0].key_buffer[32:48] = 0
-    cache.move((Move("a", "in", (0, 1), (3, 0)), Move("b", "copy", (1,), (2,))))
+    cache.move([Move("a", "in", (0, 1), (3, 0)), Move("b", "copy", (1,), (2,))])
     keys_after, values_after = cache.layers[0].read(torch.arange(64))
     for source, target in ((0, 3), (2, 0), (1, 2)):
         place, from_ = block_slots([target], 16), block_slots([source], 16)
