@@ -68,7 +68,9 @@ class CudaLanes:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._own = {lane: torch.cuda.Stream(device) for lane in (DOWN, UP)}
+        # Of another priority than streams that record graphs: PyTorch hands out a few in turns, and
+        # what came to lie in one that records would be recorded.
+        self._own = {lane: torch.cuda.Stream(device, priority=-1) for lane in (DOWN, UP)}
 
     def _stream(self, lane: str) -> Any:
         return self._own.get(lane) or torch.cuda.current_stream(self.device)
