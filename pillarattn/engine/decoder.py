@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Draft, Phase
+from pillarattn.datatypes import Draft, Phase, on_device
 from pillarattn.decoding.drafters.ngram import NgramDrafter, look_up
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.batched_draws import Drawn, DrawRows, draw_kind
@@ -85,11 +85,6 @@ class RequestDecoder:
         """Start the round again; the next draft is the first one."""
         self._drafts, self._laws = [], []
 
-    def interrupt(self) -> None:
-        """Start the round again, after a while."""
-        self.forget_drafts()
-        self.keys.detach()
-
     def prefill(self, table: BlockTable, start: int, tokens: int, *, emits: bool) -> Segment:
         """Return the rows of a chunk of the text."""
         ids = self.text.tokens(start, start + tokens)
@@ -129,14 +124,13 @@ class RequestDecoder:
         step = len(self.request.output) + (len(self._drafts) if phase is Phase.DRAFT else 0)
         return DrawRows(self.request.id, self._kind, first, count, self.request.params.seed, step)
 
-    def first_token(self, raw: Tensor, drawn: Drawn | None = None) -> list[int]:
+    def first_token(self, found: Tensor | Drawn) -> list[int]:
         """Take the token after the prompt; choose the first round's keys.
 
         Args:
-            raw: `[1, V]`, logits after the prompt.
-            drawn: what was drawn from them already, or None.
+            found: `[1, V]`, logits after the prompt, or what was drawn from them.
         """
-        tokens = self._emit(self._chosen(raw, drawn))
+        tokens = self._emit(self._chosen(found))
         if self.request.finish_reason is None:
             self.keys.seed(self.text, emitted=len(tokens))
         else:
@@ -172,19 +166,18 @@ class RequestDecoder:
                 self._add(token)
         return len(self._drafts)
 
-    def add_draft(self, raw: Tensor, drawn: Drawn | None = None) -> bool:
+    def add_draft(self, found: Tensor | Drawn) -> bool:
         """Add the round's next draft; return whether the round drafts on.
 
         Args:
-            raw: `[1, V]`, logits of its row.
-            drawn: what was drawn from them already, or None.
+            found: `[1, V]`, logits of its row, or what was drawn from them.
         """
-        if drawn is not None:
+        if isinstance(found, Drawn):
             # Where no token is possible, any will do: no rule accepts it.
-            self._add(max(0, drawn.tokens[0]))
-            return drawn.goes_on
+            self._add(max(0, found.tokens[0]))
+            return found.goes_on
         at = len(self._drafts)
-        logits = self._processed(self.length + at, raw)
+        logits = self._processed(self.length + at, found)
         token, law = self._rule.draw(logits[:, 0], [self.length + at - self.text.prompt_length])
         self._add(int(token))
         if law is not None:
@@ -192,21 +185,20 @@ class RequestDecoder:
         sure = self._length.goes_on(logits[:, 0])
         return sure is None or bool(sure)
 
-    def judge(self, raw: Tensor, drawn: Drawn | None = None) -> list[int]:
+    def judge(self, found: Tensor | Drawn) -> list[int]:
         """Emit what a verify pass leaves of the drafts, and one token more.
 
         The keys of the coming round are still to be chosen, from the scores that `keys` holds.
 
         Args:
-            raw: `[rows, V]`, its logits.
-            drawn: what was drawn from them already, or None.
+            found: `[rows, V]`, its logits, or what was drawn from them.
 
         Raises:
             Exception: what a logits processor raised on a text that was reached.
             ValueError: no token is possible.
         """
         request, drafted = self.request, len(self._drafts)
-        chosen = self._chosen(raw, drawn)
+        chosen = self._chosen(found)
         emitted = self._emit(chosen)
         request.rounds += 1
         request.drafted += drafted
@@ -226,18 +218,17 @@ class RequestDecoder:
         self.text.sketch(len(self._drafts), token)
         self._drafts.append(token)
 
-    def _chosen(self, raw: Tensor, drawn: Drawn | None) -> list[int]:
+    def _chosen(self, found: Tensor | Drawn) -> list[int]:
         """Return the drafts that stand and the token after them, -1 where none is possible."""
         drafts = self._drafts
-        if drawn is not None:
-            targets = drawn.tokens
-            stands = 0
+        if isinstance(found, Drawn):
+            targets, stands = found.tokens, 0
             while stands < len(drafts) and drafts[stands] == targets[stands]:
                 stands += 1
             return targets[: stands + 1]
-        logits = self._processed(self.length, raw)
+        logits = self._processed(self.length, found)
         draft = Draft(
-            torch.tensor([drafts], dtype=torch.int64, device=raw.device),
+            on_device([drafts], found.device),
             torch.stack(self._laws, dim=1) if self._laws and drafts else None,
         )
         step = self.length - self.text.prompt_length

@@ -181,8 +181,9 @@ class Engine:
     def _step(self) -> list[RequestOutput]:
         plan = self.last_plan = self.scheduler.plan()
         self.stats.planned(plan)
+        self._outcomes.news = {}
         for name in plan.interrupted:
-            self._decoders[name].interrupt()
+            self._decoders[name].forget_drafts()
         for name in plan.failed:
             self._outcomes.fail(
                 name,
@@ -215,6 +216,8 @@ class Engine:
         self._moves += plan.moves
         self._forks = [name for name in self._forks if name not in plan.interrupted]
         self._forks += [child for child, _ in plan.forks]
+        for name in plan.interrupted:
+            self._decoders[name].keys.detach()
         self.runner.cache.move(self._moves)
         while self._forks:
             child = self._forks.pop(0)

@@ -59,19 +59,20 @@ class Outcomes:
         spans = dict(zip(_names(plan), range(len(logits)), strict=True))
         drawn = self._drawn(plan, logits, spans)
 
-        def heard(name: str, part: Callable[[str, Tensor, Drawn | None], None]) -> None:
-            raw = logits[spans[name]]
-            self._guarded(name, partial(part, name, raw, drawn.get(name)))
+        def found(name: str) -> Tensor | Drawn:
+            return drawn[name] if name in drawn else logits[spans[name]]
 
         for chunk in plan.prefills:
-            self.scheduler.prefilled(chunk.request_id, chunk.tokens)
+            name = chunk.request_id
+            self.scheduler.prefilled(name, chunk.tokens)
             if chunk.emits:
-                heard(chunk.request_id, self._first)
+                raw = logits[spans[name]]
+                self._guarded(name, partial(self._first, name, raw, found(name)))
         for name in plan.drafts:
             self.scheduler.drafted(name)
-            heard(name, self._draft)
+            self._guarded(name, partial(self._draft, name, found(name)))
         for name, _ in plan.verifies:
-            heard(name, self._verify)
+            self._guarded(name, partial(self._verify, name, found(name)))
         self._select([name for name, _ in plan.verifies])
 
     def _drawn(self, plan: StepPlan, logits: PassLogits, spans: dict[str, int]) -> dict[str, Drawn]:
@@ -123,11 +124,11 @@ class Outcomes:
         if new or self.requests[name].finish_reason is not None:
             self.news[name] = self.news.get(name, []) + new
 
-    def _first(self, name: str, raw: Tensor, drawn: Drawn | None) -> None:
+    def _first(self, name: str, raw: Tensor, found: Tensor | Drawn) -> None:
         decoder = self.decoders[name]
         self.shared.keep(name, raw, decoder.keys.seeds.seeds)
         self.shared.leave(name)
-        decoder.first_token(raw, drawn)
+        decoder.first_token(found)
         self._next_round(name)
 
     def _fork(self, name: str) -> None:
@@ -139,13 +140,13 @@ class Outcomes:
         decoder.first_token(shared.raw)
         self._next_round(name)
 
-    def _draft(self, name: str, raw: Tensor, drawn: Drawn | None) -> None:
-        if not self.decoders[name].add_draft(raw, drawn):
+    def _draft(self, name: str, found: Tensor | Drawn) -> None:
+        if not self.decoders[name].add_draft(found):
             self.scheduler.end_draft(name)
 
-    def _verify(self, name: str, raw: Tensor, drawn: Drawn | None) -> None:
+    def _verify(self, name: str, found: Tensor | Drawn) -> None:
         decoder = self.decoders[name]
-        emitted = decoder.judge(raw, drawn)
+        emitted = decoder.judge(found)
         self.scheduler.verified(name, len(emitted), decoder.heat)
         self._next_round(name)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Phase, Selection
+from pillarattn.datatypes import Phase, Selection, on_device
 from pillarattn.decoding.draft_share import DraftShare
 from pillarattn.engine.batched_selection import TextRow
 from pillarattn.engine.block_table import BlockTable
@@ -148,7 +148,7 @@ class RequestKeys:
         if not layers or scores is None:
             return ()
         end, size = self._length, self.view.cache.block_size
-        rows = torch.tensor([max(1, self._emitted)], device=self.device)
+        rows = on_device([max(1, self._emitted)], self.device)
         paid = torch.zeros(-(-end // size) * size, device=self.device)
         for index in sorted(layers):
             paid[:end] += scores.pool([index], rows=rows, end=end).sum(dim=(0, 1))
