@@ -7,6 +7,7 @@ the compiler does not, such as an argument of 1, which a launch makes a constant
 from __future__ import annotations
 
 import re
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from pillarattn.kernels.gumbel_argmax import triton_kernel as gumbel
+from pillarattn.kernels.gumbel_argmax.noise import LN2, MIDDLE, SERIES
 from pillarattn.kernels.key_forecast import launch as key_forecast
 from pillarattn.kernels.key_forecast.features import FEATURES
 from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
@@ -35,6 +37,9 @@ SHARED_BYTES = 227 * 1024
 QUEUED_LOOPS = {"mixed_kernel": 2}
 # Kernels whose fp64 must be the reference's bit for bit: a fused product and sum is rounded once.
 UNFUSED = {"_choose_kernel"}
+# What its constants would be if Triton took them for fp32, as it does in comparisons.
+_AS_FP32 = {c: struct.unpack("f", struct.pack("f", c))[0] for c in (LN2, MIDDLE, *SERIES)}
+ROUNDED = {f"0d{struct.pack('>d', r).hex().upper()}" for c, r in _AS_FP32.items() if r != c}
 
 
 class Hopper:
@@ -69,6 +74,8 @@ def compile_only() -> list[str]:
             raise ValueError(f"{name} queues the loads of {queued} loops, not of {wanted}")
         if name in UNFUSED and re.search(r"fma\S*\.f64", kernel.asm["ptx"]):
             raise ValueError(f"{name} fuses products and sums of fp64")
+        if name in UNFUSED and not ROUNDED.isdisjoint(re.findall(r"0d\w{16}", kernel.asm["ptx"])):
+            raise ValueError(f"{name} rounds a constant of fp64 to fp32")
         compiled.append(name)
 
     driver.set_active(Hopper())

@@ -21,6 +21,8 @@ TOKEN_FACTORS = (0x7FEB352D, _signed(0x846CA68B, 32))
 WORD_BITS = 31
 LARGEST_UNIFORM = 1.0 - 2.0**-53
 LN2 = 0.6931471805599453
+# About the root of 2, between 1 and 2: a number that fp32 holds too, as Triton compares with it.
+MIDDLE = 1.4140625
 # log((1 + s) / (1 - s)) = 2 s (1 + s^2 / 3 + s^4 / 5 + ...); where s^2 < 0.03 this is all of it.
 SERIES = tuple(1.0 / n for n in range(21, 0, -2))
 
@@ -99,7 +101,7 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor]:
     bits = x.view(torch.int64)
     exponent = (bits >> 52) - 1023
     mantissa = ((bits & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
-    upper = mantissa > 1.4142135623730951
+    upper = mantissa > MIDDLE
     mantissa = torch.where(upper, mantissa * 0.5, mantissa)
     return (exponent + upper).double(), mantissa - 1.0
 

@@ -63,7 +63,8 @@ def _contenders(logits: Tensor, words: Tensor, spread: Tensor) -> tuple[Tensor, 
     most = ((word + 1.0) * 2.0**-WORD_BITS).clamp_max(LARGEST_UNIFORM)
     sure = logits.gather(1, lead).double() - (-torch.log1p(-most)).log()
     needed = sure - OFFSET - SLACK - sure.abs() * SLACK_SHARE
-    # NaN is reached by none.
+    # Not below all numbers, which would ask for -inf too. NaN is reached by none.
+    needed = needed.clamp_min(torch.finfo(bound.dtype).min)
     needed = torch.where(top.isfinite(), needed, torch.nan).to(bound.dtype)
     row, block = (blocks >= needed).nonzero(as_tuple=True)
     some, place = (bound[row, block] >= needed[row]).nonzero(as_tuple=True)

@@ -22,7 +22,7 @@ _GOLDEN = tl.constexpr(noise.GOLDEN)
 _KEY_FACTOR_0, _KEY_FACTOR_1 = (tl.constexpr(factor) for factor in noise.KEY_FACTORS)
 _SPREAD = tl.constexpr(noise.SPREAD)
 _TOKEN_FACTOR_0, _TOKEN_FACTOR_1 = (tl.constexpr(factor) for factor in noise.TOKEN_FACTORS)
-_LN2 = tl.constexpr(noise.LN2)
+_LN2, _MIDDLE = tl.constexpr(noise.LN2), tl.constexpr(noise.MIDDLE)
 _LARGEST_UNIFORM = tl.constexpr(noise.LARGEST_UNIFORM)
 _LOG_BIT, _OFFSET = tl.constexpr(reference.LOG_BIT), tl.constexpr(reference.OFFSET)
 _SLACK, _SLACK_SHARE = tl.constexpr(reference.SLACK), tl.constexpr(reference.SLACK_SHARE)
@@ -73,7 +73,7 @@ def _split(x):
     bits = x.to(tl.int64, bitcast=True)
     exponent = (bits >> 52) - 1023
     mantissa = ((bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
-    upper = mantissa > 1.4142135623730951
+    upper = mantissa > _MIDDLE
     mantissa = tl.where(upper, mantissa * 0.5, mantissa)
     return (exponent + upper.to(tl.int64)).to(tl.float64), mantissa - 1.0
 
@@ -84,7 +84,7 @@ def _scores(x, tokens, key):
     high = _words(tokens, key).to(tl.float64)
     low = _words(tokens, _mixed_key(key + _GOLDEN)).to(tl.float64)
     uniform = high * (2.0**-31) + (low + 0.5) * (2.0**-62)
-    uniform = tl.where(uniform < _LARGEST_UNIFORM, uniform, _LARGEST_UNIFORM)
+    uniform = tl.where(uniform < 1.0, uniform, _LARGEST_UNIFORM)
     small = uniform < 0.25
     exponent, rest = _split(1.0 - uniform)
     exponent, rest = tl.where(small, 0.0, exponent), tl.where(small, -uniform, rest)

@@ -79,6 +79,8 @@ def test_fp64_logits_are_the_references() -> None:
     logits, keys = torch.randn(9, 700, dtype=torch.float64) * 1e-9 - 1e300, some_keys(9)
     logits[:, 30] = logits[:, 50] = 1e300
     assert gumbel_argmax(logits, keys).tolist() == [30] * 9
+    least = torch.full((1, 700), torch.finfo(torch.float64).min, dtype=torch.float64)
+    assert gumbel_argmax(least, keys[:1]).tolist() == [0]
     logits = logits.clamp_max(0.0) + 1e300
     assert torch.equal(gumbel_argmax(logits, keys), all_scores(logits, keys).argmax(dim=1))
     with pytest.raises(ValueError, match=r"fp64|CUDA"):
@@ -91,8 +93,10 @@ def test_equal_sums_go_to_the_lowest_token(draw) -> None:
     logits[:, [1030, 1031, 2100]] = 3.0e38
     assert draw(logits, some_keys(4)).tolist() == [1030] * 4
     assert draw(torch.full((2, 3000), -3.4e38), some_keys(2)).tolist() == [0, 0]
-    largest = torch.full((2, 2049), torch.finfo(torch.float32).max)
-    assert draw(largest, some_keys(2)).tolist() == [0, 0]
+    for end in (torch.finfo(torch.float32).max, torch.finfo(torch.float32).min):
+        logits = torch.full((2, 2049), end)
+        logits[:, 0] = -INF
+        assert draw(logits, some_keys(2)).tolist() == [1, 1]
 
 
 def test_impossible_rows_give_minus_one(draw) -> None:
