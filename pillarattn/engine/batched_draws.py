@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -93,8 +95,38 @@ class Drawn:
     goes_on: bool
 
 
-def draw_all(logits: Tensor, wanted: list[DrawRows]) -> dict[str, Drawn]:
-    """Draw the tokens of every request, and wait for the device once.
+class PendingDraws:
+    """Tokens that the device draws while the host goes on.
+
+    Args:
+        drawn: `[2, N]` int64, tokens and whether drafts go on after them; None: nothing is drawn.
+        wanted: whose they are, in their order.
+
+    Attributes:
+        tokens: `[N]` on the device, -1 where none is possible.
+        last: place of each request's last one.
+    """
+
+    def __init__(self, drawn: Tensor | None, wanted: list[DrawRows]) -> None:
+        self._wanted = wanted
+        self._read: Callable[[], list[list[int]]] = lambda: [[], []]
+        ends = list(accumulate(rows.count for rows in wanted))
+        self.last = {rows.request_id: end - 1 for rows, end in zip(wanted, ends, strict=True)}
+        if drawn is not None:
+            self.tokens, self._read = drawn[0], read_later(drawn)
+
+    def found(self) -> dict[str, Drawn]:
+        """Return what came of each request's rows, once the device is there."""
+        tokens, goes_on = self._read()
+        found = {}
+        for rows in self._wanted:
+            end = self.last[rows.request_id] + 1
+            found[rows.request_id] = Drawn(tokens[end - rows.count : end], bool(goes_on[end - 1]))
+        return found
+
+
+def draw_all(logits: Tensor, wanted: list[DrawRows]) -> PendingDraws:
+    """Let the device draw the tokens of every request.
 
     They are those that the request's own processors and acceptance rule give, bit for bit, where
     the device's operations give a row the same whatever rows stand beside it.
@@ -107,16 +139,26 @@ def draw_all(logits: Tensor, wanted: list[DrawRows]) -> dict[str, Drawn]:
     for rows in wanted:
         kinds.setdefault(rows.kind, []).append(rows)
     if not kinds:
-        return {}
+        return PendingDraws(None, [])
     drawn = torch.cat([_draw(logits, kind, group) for kind, group in kinds.items()], dim=1)
-    tokens, goes_on = drawn.tolist()
-    found, at = {}, 0
-    for group in kinds.values():
-        for rows in group:
-            end = at + rows.count
-            found[rows.request_id] = Drawn(tokens[at:end], bool(goes_on[end - 1]))
-            at = end
-    return found
+    return PendingDraws(drawn, [rows for group in kinds.values() for rows in group])
+
+
+def read_later(values: Tensor) -> Callable[[], list[list[int]]]:
+    """Begin to copy integers to the host, and return what waits for them."""
+    if not values.is_cuda:
+        return values.tolist
+    held = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+    held.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(values.device))
+
+    def read() -> list[list[int]]:
+        arrived.synchronize()
+        found: list[list[int]] = held.tolist()
+        return found
+
+    return read
 
 
 def _draw(logits: Tensor, kind: DrawKind, group: list[DrawRows]) -> Tensor:

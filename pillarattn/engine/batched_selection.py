@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from pillarattn.datatypes import RowLengths
 from pillarattn.engine.chosen_keys import ChosenKeys, ChosenPart
 from pillarattn.engine.paged_cache import PagedCache, RequestView
-from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.selector import Selector
@@ -24,7 +27,8 @@ class TextRow:
         emitted: tokens of its verify pass, and so the rows that count.
         round_index: rounds chosen before.
         budget: its own.
-        place: of its scores in `StepBuffers`; None: the strategy reads none.
+        place: of its scores in those of the pass; None: the strategy reads none.
+        scores: of the pass by layer, `[places, Hkv, Q, S]` each.
     """
 
     length: int
@@ -32,6 +36,7 @@ class TextRow:
     round_index: int
     budget: RatioBudget
     place: int | None
+    scores: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class BatchedSelection:
@@ -40,12 +45,12 @@ class BatchedSelection:
     Args:
         selector: of the engine's strategy; each request brings its own budget.
         cache: the pool.
-        buffers: where scores lie.
+        device: where it is.
     """
 
-    def __init__(self, selector: Selector, cache: PagedCache, buffers: StepBuffers) -> None:
+    def __init__(self, selector: Selector, cache: PagedCache, device: torch.device) -> None:
         self._selector = TextSelector.like(selector)
-        self._buffers = buffers
+        self._device = device
         self._view = RequestView(cache, reads_keys=False)
 
     @property
@@ -70,10 +75,10 @@ class BatchedSelection:
         view: Any = self._view
         # Layers that were met since the last time join.
         view.set_length(0)
-        view.lengths = lengths = RowLengths([r.length for r in lines], self._buffers.device)
+        view.lengths = lengths = RowLengths([r.length for r in lines], self._device)
         indices, counts = self._selector.choose_for(
             view,
-            self._scores(len(lines), lengths),
+            self._scores(rows[0], len(lines), lengths),
             emitted=[r.emitted for r in lines],
             rounds=[r.round_index for r in lines],
             budgets=[r.budget for r in lines],
@@ -87,9 +92,10 @@ class BatchedSelection:
         )
         return [ChosenPart(chosen, place) for place in places]
 
-    def _scores(self, rows: int, lengths: RowLengths) -> ScoreBuffer:
-        scores, buffers = ScoreBuffer(), self._buffers
+    def _scores(self, row: TextRow, rows: int, lengths: RowLengths) -> ScoreBuffer:
+        """Return the scores of the pass that all rows come from."""
+        scores = ScoreBuffer()
         if self._selector.scores_verify:
-            for index, layer in zip(buffers.sizes.scored, buffers.scores, strict=True):
+            for index, layer in row.scores.items():
                 scores.put(index, layer[:rows], lengths)
         return scores

@@ -40,6 +40,8 @@ class EngineConfig:
         seed: of the seeds of requests that bring none; None draws them at random.
         preflight: compare a pass of packed requests with plain passes before the first one.
         cuda_graphs: on a GPU, record passes without prompts and replay them.
+        delayed_verification: begin a pass before the host has looked at the one before. Drafts go
+            over on the device; a request that has verified idles for a step.
 
     Raises:
         ValueError: a value is out of range, or the engine has no such drafts.
@@ -61,6 +63,7 @@ class EngineConfig:
     seed: int | None = None
     preflight: bool = True
     cuda_graphs: bool = True
+    delayed_verification: bool = False
 
     def __post_init__(self) -> None:
         for name, minimum in (

@@ -12,7 +12,7 @@ from pillarattn.decoding.drafters.ngram import NgramDrafter, look_up
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.batched_draws import Drawn, DrawRows, draw_kind
 from pillarattn.engine.block_table import BlockTable
-from pillarattn.engine.packed_pass import Segment
+from pillarattn.engine.packed_pass import PENDING, Segment
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.request import Request
 from pillarattn.engine.request_keys import RequestKeys
@@ -66,6 +66,8 @@ class RequestDecoder:
             selects=bool(self.k) and self._lookup is None, k=self.k, device=device,
         )  # fmt: skip
         self._drafts: list[int] = []
+        # Drafts after those, which the device has drawn and nobody has looked at.
+        self.pending = 0
         # What each draft was drawn from, where the rule needs it.
         self._laws: list[Tensor] = []
         self.measures_heat = False
@@ -96,16 +98,16 @@ class RequestDecoder:
 
     def draft_row(self, table: BlockTable) -> Segment:
         """Return the row of the round's next draft: its newest token, over the selected keys."""
-        newest = self._drafts[-1] if self._drafts else self.text.newest
-        at = self.length - 1 + len(self._drafts)
-        segment = self._segment(Phase.DRAFT, [newest], at, table)
+        tokens = self._round_tokens()
+        at = self.length + len(tokens) - 2
+        segment = self._segment(Phase.DRAFT, tokens[-1:], at, table)
         segment.keep = 1
         self.keys.read_draft(segment)
         return segment
 
     def verify_rows(self, table: BlockTable) -> Segment:
         """Return the rows of a verify pass: the newest token and the drafts."""
-        tokens = [self.text.newest, *self._drafts]
+        tokens = self._round_tokens()
         segment = self._segment(Phase.VERIFY, tokens, self.length - 1, table)
         segment.keep = len(tokens)
         self.keys.read_verify(segment)
@@ -121,7 +123,8 @@ class RequestDecoder:
         """
         if self._kind is None:
             return None
-        step = len(self.request.output) + (len(self._drafts) if phase is Phase.DRAFT else 0)
+        ahead = len(self._drafts) + self.pending if phase is Phase.DRAFT else 0
+        step = len(self.request.output) + ahead
         return DrawRows(self.request.id, self._kind, first, count, self.request.params.seed, step)
 
     def first_token(self, found: Tensor | Drawn) -> list[int]:
@@ -136,6 +139,12 @@ class RequestDecoder:
         else:
             self.keys.forget_seeds()
         return tokens
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether its next pass can begin before anybody knows what this one drew."""
+        is_drawn = self._kind is not None and self._kind.threshold is None
+        return is_drawn and not self.proposes and not self.keys.refreshes
 
     @property
     def in_part(self) -> bool:
@@ -172,6 +181,7 @@ class RequestDecoder:
         Args:
             found: `[1, V]`, logits of its row, or what was drawn from them.
         """
+        self.pending -= 1
         if isinstance(found, Drawn):
             # Where no token is possible, any will do: no rule accepts it.
             self._add(max(0, found.tokens[0]))
@@ -213,6 +223,10 @@ class RequestDecoder:
     def select_keys(self) -> None:
         """Choose the keys of the coming round by a call of the request's own."""
         self.keys.select(self.text)
+
+    def _round_tokens(self) -> list[int]:
+        """Return the newest token and the drafts, those included that only the device knows."""
+        return [self.text.newest, *self._drafts, *[PENDING] * self.pending]
 
     def _add(self, token: int) -> None:
         self.text.sketch(len(self._drafts), token)

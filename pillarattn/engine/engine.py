@@ -13,6 +13,7 @@ from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.block_table import Move
 from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.flight import Flight
 from pillarattn.engine.inbox import Inbox
 from pillarattn.engine.intake import Intake
 from pillarattn.engine.offline import generate
@@ -66,6 +67,7 @@ class Engine:
             kernels=self.config.pillar.kernels,
             preflight=self.config.preflight,
             graphs=self.config.cuda_graphs,
+            is_delayed=self.config.delayed_verification,
         )
         self.model = self.runner.model
         self._stop = StopCheck(eos_tokens(self.model), tokenizer)
@@ -75,11 +77,13 @@ class Engine:
         selector = SelfSpeculativeGenerator.from_config(self.config.pillar).new_selector()
         self._outcomes = Outcomes(
             self.scheduler, self.requests, self._decoders, self._shared,
-            BatchedSelection(selector, self.runner.cache, self.runner.buffers),
+            BatchedSelection(selector, self.runner.cache, self.runner.device),
         )  # fmt: skip
         self._streams = StreamDriver(self.step)
         self.last_plan = StepPlan()
         self.stats = EngineStats()
+        # The pass that runs and that nobody has looked at.
+        self._flight: Flight | None = None
         self._late: list[RequestOutput] = []
         # What plans said and a step that raised has not done yet.
         self._moves: list[Move] = []
@@ -179,6 +183,10 @@ class Engine:
             return self._step()
 
     def _step(self) -> list[RequestOutput]:
+        if self._moves or self._forks or not self.scheduler.is_calm:
+            # Who has ended leaves before anybody is planned.
+            self._land()
+            self._late += self._reports()
         plan = self.last_plan = self.scheduler.plan()
         self.stats.planned(plan)
         self._outcomes.news = {}
@@ -191,17 +199,38 @@ class Engine:
             )
         try:
             self._copy_and_fork(plan)
-            segments = list(self._segments(plan))
-            logits = self.runner.run(segments) if segments else None
+            before, flight = self._flight, self._run(plan)
         except BaseException:
             # The pass will be run again; what came before it is not lost.
             self._late += self._reports()
             raise
-        if logits is not None:
-            self.stats.ran(plan)
-            self._outcomes.take(plan, logits)
+        if self._flight is before:
+            # The device has its next pass: time to see what the one before has brought.
+            self._land()
+        self._flight = flight
+        if flight is None or not (self.config.delayed_verification and flight.can_wait):
+            self._land()
         late, self._late = self._late, []
         return late + self._reports()
+
+    def _run(self, plan: StepPlan) -> Flight | None:
+        """Begin the pass of a plan; None: it has none."""
+        segments = list(self._segments(plan))
+        if not segments:
+            return None
+        if self._flight is not None and not self.runner.takes(segments):
+            # Its tokens must be known here.
+            self._land()
+            segments = list(self._segments(plan))
+        logits = self.runner.run(segments, None if self._flight is None else self._flight.draws)
+        self.stats.ran(plan)
+        return self._outcomes.launch(plan, logits)
+
+    def _land(self) -> None:
+        """Look at the pass that runs, if one does."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._outcomes.land(flight)
 
     def _reports(self) -> list[RequestOutput]:
         """Return what has come of the step's requests so far, once."""

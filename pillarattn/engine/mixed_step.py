@@ -60,6 +60,8 @@ class MixedStep:
         self.visited: list[int] = []
         self.slots = buffers.named["slots"][:rows]
         self.is_scored = any(part.place is not None for part in parts)
+        self.side = buffers.side if self.is_scored else 0
+        self.scores = buffers.scores
         self._shared: dict[Any, Any] = {}
 
     @property
@@ -71,9 +73,9 @@ class MixedStep:
         )
 
     @property
-    def kind(self) -> tuple[int, bool]:
+    def kind(self) -> tuple[int, bool, int]:
         """What passes share that launch the same kernels over the same buffers."""
-        return self.rows, self.is_scored
+        return self.rows, self.is_scored, self.side
 
     def begin(self) -> None:
         """Forget what an earlier run of the same pass has left."""
@@ -119,17 +121,17 @@ class MixedStep:
         if lse is not None:
             buffers = self.buffers
             paged_row_scores(
-                rows, pools[0], lse, buffers.scores[buffers.sizes.scored.index(index)],
+                rows, pools[0], lse, self.scores[buffers.sizes.scored.index(index)],
                 scored=buffers.named["scored"], **self._requests(), **named,
                 implementation=kernels,
             )  # fmt: skip
         return out.transpose(0, 1).unsqueeze(0)
 
     def hand_over_scores(self) -> None:
-        """Tell each request where its row scores lie, which hold until the next pass."""
+        """Tell each request where its row scores lie, which hold until their side's turn."""
         if not self.is_scored:
             return
-        layers = dict(zip(self.buffers.sizes.scored, self.buffers.scores, strict=True))
+        layers = dict(zip(self.buffers.sizes.scored, self.scores, strict=True))
         for part in self.parts:
             segment = part.segment
             if part.place is not None and segment.scores is not None:

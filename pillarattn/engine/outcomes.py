@@ -12,6 +12,7 @@ from pillarattn.datatypes import Phase
 from pillarattn.engine.batched_draws import Drawn, draw_all
 from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.decoder import RequestDecoder
+from pillarattn.engine.flight import Flight
 from pillarattn.engine.pass_logits import PassLogits
 from pillarattn.engine.request import FinishReason, Request
 from pillarattn.engine.scheduler import Scheduler, StepPlan
@@ -54,37 +55,46 @@ class Outcomes:
         """Give a sample its first token from the prompt that it shares."""
         self._guarded(name, partial(self._fork, name))
 
-    def take(self, plan: StepPlan, logits: PassLogits) -> None:
-        """Turn the logits of a pass into tokens; they lie in the order of the plan."""
-        spans = dict(zip(_names(plan), range(len(logits)), strict=True))
-        drawn = self._drawn(plan, logits, spans)
-
-        def found(name: str) -> Tensor | Drawn:
-            return drawn[name] if name in drawn else logits[spans[name]]
-
-        for chunk in plan.prefills:
-            name = chunk.request_id
-            self.scheduler.prefilled(name, chunk.tokens)
-            if chunk.emits:
-                raw = logits[spans[name]]
-                self._guarded(name, partial(self._first, name, raw, found(name)))
-        for name in plan.drafts:
-            self.scheduler.drafted(name)
-            self._guarded(name, partial(self._draft, name, found(name)))
-        for name, _ in plan.verifies:
-            self._guarded(name, partial(self._verify, name, found(name)))
-        self._select([name for name, _ in plan.verifies])
-
-    def _drawn(self, plan: StepPlan, logits: PassLogits, spans: dict[str, int]) -> dict[str, Drawn]:
-        """Return what can be drawn for all requests at once, by request."""
+    def launch(self, plan: StepPlan, logits: PassLogits) -> Flight:
+        """Let tokens be drawn from the logits of a pass, which lie in the order of the plan."""
+        places = dict(zip(_names(plan), range(len(logits)), strict=True))
         drafts, wanted = set(plan.drafts), []
-        for name, place in spans.items():
+        for name, place in places.items():
             first, count = logits.spans[place]
             if count:
                 phase = Phase.DRAFT if name in drafts else Phase.VERIFY
                 rows = self.decoders[name].rows_to_draw(phase, first, count)
                 wanted += [] if rows is None else [rows]
-        return _attempted(lambda: draw_all(logits.rows, wanted)) or {}
+        draws = _attempted(lambda: draw_all(logits.rows, wanted))
+        self.scheduler.launched(plan)
+        for name in plan.drafts:
+            self.decoders[name].pending += 1
+        decoders = {name: self.decoders[name] for name in places}
+        return Flight(plan, logits, places, decoders, draws)
+
+    def land(self, flight: Flight) -> None:
+        """Turn what a pass has brought into tokens and drafts, and choose coming rounds' keys."""
+        plan, logits = flight.plan, flight.logits
+        drawn = (_attempted(flight.draws.found) if flight.draws else None) or {}
+
+        def is_here(name: str) -> bool:
+            return self.decoders.get(name) is flight.decoders[name]
+
+        def found(name: str) -> Tensor | Drawn:
+            return drawn[name] if name in drawn else logits[flight.places[name]]
+
+        for name in (chunk.request_id for chunk in plan.prefills if chunk.emits):
+            if is_here(name):
+                self.scheduler.landed(name)
+                raw = logits[flight.places[name]]
+                self._guarded(name, partial(self._first, name, raw, found(name)))
+        for name in filter(is_here, plan.drafts):
+            self._guarded(name, partial(self._draft, name, found(name)))
+        verified = [name for name, _ in plan.verifies if is_here(name)]
+        for name in verified:
+            self.scheduler.landed(name)
+            self._guarded(name, partial(self._verify, name, found(name)))
+        self._select(verified)
 
     def _select(self, names: list[str]) -> None:
         """Choose the keys of the rounds that begin after a verify pass."""

@@ -24,6 +24,9 @@ from pillarattn.modules.attention import keep_queries
 from pillarattn.modules.selector import Selector
 from pillarattn.modules.step import AttentionOptions, StepState
 
+# Stands for a token that an earlier pass draws: only the device knows it yet.
+PENDING = -1
+
 
 @dataclass
 class Segment:
@@ -32,7 +35,7 @@ class Segment:
     Attributes:
         request_id: whose they are.
         phase: what they are for.
-        tokens: token ids, one a row.
+        tokens: token ids, one a row; the last one may be `PENDING`.
         start: position of the first one in the request.
         view: the request's part of the pool.
         placed: `[start + len(tokens)]`, where its tokens lie, in logical order, or what returns

@@ -127,9 +127,11 @@ class RequestKeys:
         place = None if self._scores is None else self._scores.place
         if self._selector.scores_verify and place is None:
             return None
+        shared = {} if self._scores is None else self._scores.shared
         return TextRow(
-            self._length, self._emitted, self._selector.round_index, self._selector.budget, place
-        )
+            self._length, self._emitted, self._selector.round_index, self._selector.budget, place,
+            shared,
+        )  # fmt: skip
 
     def take(self, part: ChosenPart) -> None:
         """Take keys that were chosen for many requests."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +34,11 @@ class RequestScores(ScoreBuffer):
             length: its tokens, those rows included.
         """
         self._shared, self.place, self._rows, self._length = layers, place, rows, length
+
+    @property
+    def shared(self) -> Mapping[int, Tensor]:
+        """Scores of the whole pass by layer, `[places, Hkv, Q, S]` each."""
+        return self._shared
 
     def __contains__(self, layer_index: int) -> bool:
         return layer_index in self._shared or super().__contains__(layer_index)

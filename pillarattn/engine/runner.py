@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pillarattn.engine.batched_draws import PendingDraws
 from pillarattn.engine.cuda_graph import GraphedPasses
 from pillarattn.engine.fused_passes import FusedPasses
 from pillarattn.engine.mixed_step import MixedStep
@@ -51,6 +52,7 @@ class ModelRunner:
         kernels: "auto", "reference" or "triton".
         preflight: compare packed passes with plain ones on random tokens first.
         graphs: record passes as CUDA graphs on a GPU.
+        is_delayed: whether passes begin before the ones before are looked at.
 
     Attributes:
         uses_buffers: whether requests attend by one call a layer, over `StepBuffers`, and layers
@@ -64,7 +66,7 @@ class ModelRunner:
 
     def __init__(
         self, model: Any, *, slots: int, host_slots: int, block_size: int, kernels: str,
-        preflight: bool = True, graphs: bool = True,
+        preflight: bool = True, graphs: bool = True, is_delayed: bool = False,
     ) -> None:  # fmt: skip
         self.model: PreTrainedModel = inner_model(model)
         self.name = type(self.model).__name__
@@ -81,6 +83,7 @@ class ModelRunner:
                 "use model.generate(assistant=) instead"
             )
         self.device, self.graphs_on = weights_device(self.model), graphs
+        self._is_delayed = is_delayed
         kernels = self.record.kernels if kernels == "auto" else kernels
         self.uses_buffers = wants_buffers(kernels, self.device)
         self._takes_logits_to_keep = self.model._supports_logits_to_keep()
@@ -107,7 +110,7 @@ class ModelRunner:
         )
         self.cache.lay_out_as(earlier)
         self.cache.mover.prepare()
-        self.buffers = StepBuffers(self.cache, self.device)
+        self.buffers = StepBuffers(self.cache, self.device, is_delayed=self._is_delayed)
         self.fused.use(self.cache)
         self._renew_graphs()
 
@@ -161,8 +164,13 @@ class ModelRunner:
             raise
 
     @torch.no_grad()
-    def run(self, segments: list[Segment]) -> PassLogits:
-        """Run one pass and return each segment's last `keep` logits, `[keep, V]` fp32."""
+    def run(self, segments: list[Segment], ahead: PendingDraws | None = None) -> PassLogits:
+        """Run one pass and return each segment's last `keep` logits, `[keep, V]` fp32.
+
+        Args:
+            segments: the rows of each request; with `PENDING` tokens only where `takes` says so.
+            ahead: what the pass before draws, which are those tokens.
+        """
         self.cache.mover.give_back()
         if not self.uses_buffers:
             return self._run_packed(segments)
@@ -170,7 +178,7 @@ class ModelRunner:
         needed = self.buffers.needs(segments)
         if needed is None:
             return self._run_packed(segments)
-        step = self.buffers.load(segments, needed)
+        step = self.buffers.load(segments, needed, ahead)
         if step.is_steady:
 
             def play() -> Tensor:
@@ -186,6 +194,10 @@ class ModelRunner:
         logits = self._kept_logits(step, step.inputs(), kept)
         step.hand_over_scores()
         return PassLogits.in_order(logits, [s.keep for s in segments])
+
+    def takes(self, segments: list[Segment]) -> bool:
+        """Whether a pass can run while its `PENDING` tokens are known on the device alone."""
+        return self.uses_buffers and self.buffers.needs(segments) is not None
 
     def _steady(self, step: MixedStep, play: Callable[[], Tensor]) -> Tensor:
         """Return the logits of a pass that may be recorded, which hold until the next one."""

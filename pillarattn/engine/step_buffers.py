@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Phase, Selection
+from pillarattn.datatypes import Phase, Selection, on_device
+from pillarattn.engine.batched_draws import PendingDraws
 from pillarattn.engine.block_table import BlockTable
 from pillarattn.engine.mixed_step import MixedStep, Part
-from pillarattn.engine.packed_pass import Segment
+from pillarattn.engine.packed_pass import PENDING, Segment
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.seat_selections import SeatSelections, width_of
 from pillarattn.patch.graph_recorder import rounded
@@ -96,18 +97,31 @@ class StepBuffers:
         cache: the pool.
         device: where it is.
 
+        is_delayed: whether the scores of a pass must outlive the next one: passes then write
+            theirs by turns to two places.
+
     Attributes:
         sizes: what fits.
         generation: grows whenever the memory moves.
+        side: whose turn it is.
     """
 
-    def __init__(self, cache: PagedCache, device: torch.device) -> None:
+    def __init__(
+        self, cache: PagedCache, device: torch.device, *, is_delayed: bool = False
+    ) -> None:
         self.cache, self.device = cache, device
+        self._sides, self.side = 2 if is_delayed else 1, 0
+        self._scores: tuple[Tensor, ...] = ()
         self.block_size, self.scratch = cache.block_size, cache.slots // cache.block_size
         self.sizes, self.generation = Sizes(), 0
         self._table = np.zeros((0, 0), dtype=np.int32)
         self._selected = SeatSelections(device)
         self._seats: OrderedDict[Any, Seat] = OrderedDict()
+
+    @property
+    def scores(self) -> Tensor:
+        """Row scores of the pass that was loaded last, `[layers, places, Hkv, Q, S]` fp32."""
+        return self._scores[self.side]
 
     @property
     def indices(self) -> Tensor:
@@ -155,27 +169,43 @@ class StepBuffers:
             queries=queries, span=span, scored=tuple(sorted(scored)),
         )  # fmt: skip
 
-    def load(self, segments: list[Segment], needed: Sizes) -> MixedStep:
+    def load(
+        self, segments: list[Segment], needed: Sizes, ahead: PendingDraws | None = None
+    ) -> MixedStep:
         """Fill everything in for a pass and return what attention must know of it.
 
         Args:
             segments: as `needs` took them.
             needed: what it returned.
+            ahead: what the pass before draws, if some tokens are `PENDING`.
         """
         sizes = self.sizes.grown(needed)
         if sizes != self.sizes:
             self._allocate(sizes)
+        self.side = (self.side + 1) % self._sides
         seats = self._seats_of(segments)
         moved = [self._load_table(seat, segment) for seat, segment in zip(seats, segments,
                                                                         strict=True)]  # fmt: skip
         order = sorted(range(len(segments)), key=lambda i: seats[i].number)
         parts = self._fill([segments[i] for i in order], [seats[i] for i in order])
         self.ints.copy_(self._sent(self._host), non_blocking=True)
+        if ahead is not None:
+            self._take_tokens(parts, ahead)
         if any(moved):
             self.block_table.copy_(self._sent(self._table), non_blocking=True)
         self._load_selections(segments, seats)
         back = sorted(range(len(order)), key=lambda i: order[i])
         return MixedStep(self, [parts[i] for i in back], self._filled)
+
+    def _take_tokens(self, parts: list[Part], ahead: PendingDraws) -> None:
+        """Put the tokens in that the pass before draws, without asking what they are."""
+        waiting = [part for part in parts if part.segment.tokens[-1] == PENDING]
+        if not waiting:
+            return
+        places = [ahead.last[part.segment.request_id] for part in waiting]
+        table = on_device([[part.end - 1 for part in waiting], places], self.device)
+        # Where no token is possible, any will do: no rule accepts it.
+        self.named["tokens"].index_copy_(0, table[0], ahead.tokens[table[1]].clamp_min(0))
 
     def _sent(self, array: np.ndarray[Any, Any]) -> Tensor:
         """Return a copy that the device reads while the host goes on and writes the next one."""
@@ -214,10 +244,10 @@ class StepBuffers:
         seated = slice(0, max(0, len(known) - 1))
         self._table[seated, : known.shape[1]] = known[seated]
         self.block_table = torch.from_numpy(self._table).to(device, copy=True)
-        self.scores = torch.empty(
-            len(sizes.scored), sizes.places, sizes.heads, sizes.queries, sizes.span, device=device,
-            dtype=torch.float32,
-        )  # fmt: skip
+        shape = (len(sizes.scored), sizes.places, sizes.heads, sizes.queries, sizes.span)
+        self._scores = tuple(
+            torch.empty(shape, device=device, dtype=torch.float32) for _ in range(self._sides)
+        )
 
     def _seats_of(self, segments: list[Segment]) -> list[Seat]:
         """Return the requests' seats; who has none takes one that was not used for longest."""

@@ -54,7 +54,7 @@ def test_rows_of_every_kind_are_what_each_request_draws():
         wanted.append(rows)
         expected[str(i)] = one_by_one(params, logits[at : at + count], 7 * i)
         at += count
-    found = draw_all(logits, wanted[::-1])
+    found = draw_all(logits, wanted[::-1]).found()
     assert {name: drawn.tokens for name, drawn in found.items()} == expected
     assert all(drawn.goes_on for drawn in found.values())
     assert torch.equal(logits, before)
@@ -69,7 +69,7 @@ def test_a_row_without_a_token_is_its_own_matter(value):
     found = draw_all(
         logits,
         [rows_of(params, first=0, count=3), rows_of(params, first=3, count=1, name="b")],
-    )
+    ).found()
     assert found["a"].tokens[1] == -1
     assert min(found["a"].tokens[::2] + found["b"].tokens) >= 0
 
@@ -86,7 +86,7 @@ def test_a_draft_ends_where_it_is_unsure():
                 rows_of(params, first=i, count=1, length=length, name=str(i))
                 for i, length in enumerate(lengths)
             ],
-        )
+        ).found()
         assert [found[str(i)].goes_on for i in range(3)] == [True, False, True]
         assert found["0"].tokens == [drawn]
 
@@ -109,7 +109,7 @@ def test_what_has_a_say_of_its_own_has_no_kind():
 
 
 def test_nobody_draws_nothing():
-    assert draw_all(torch.zeros(0, VOCABULARY), []) == {}
+    assert draw_all(torch.zeros(0, VOCABULARY), []).found() == {}
 
 
 def test_a_draw_that_fails_is_made_for_each(engine, prompts, alone, monkeypatch):
@@ -130,8 +130,8 @@ def test_logits_of_nan_end_their_own_request(engine, prompts, alone):
     bad = run.add_request(prompts[1], SamplingParams(max_tokens=8, temperature=1.0, seed=1))
     original, done = run.runner.run, {}
 
-    def spoiled(segments):
-        logits = original(segments)
+    def spoiled(segments, ahead=None):
+        logits = original(segments, ahead)
         for part, segment in zip(logits, segments, strict=True):
             if segment.request_id == bad and run.requests[bad].output:
                 part.fill_(float("nan"))

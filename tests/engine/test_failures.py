@@ -142,11 +142,11 @@ def test_a_pass_that_fails_is_run_again(engine, models, prompts, alone):
     )]  # fmt: skip
     original, done, step = run.runner.run, {}, 0
 
-    def sometimes(segments):
+    def sometimes(segments, ahead=None):
         if step % 2:
             failures.append(step)
             raise MemoryError("out of memory")
-        return original(segments)
+        return original(segments, ahead)
 
     run.runner.run = sometimes
     while run.has_unfinished:
@@ -229,11 +229,11 @@ def test_an_interrupted_generate_leaves_nothing_behind(engine, prompts, alone):
     params = SamplingParams(max_tokens=NEW, n=3, temperature=1.0, seed=3)
     original, passes = run.runner.run, []
 
-    def interrupted(segments):
+    def interrupted(segments, ahead=None):
         passes.append(1)
         if len(passes) == 2:
             raise KeyboardInterrupt
-        return original(segments)
+        return original(segments, ahead)
 
     run.runner.run = interrupted
     with pytest.raises(KeyboardInterrupt):

@@ -157,11 +157,11 @@ def test_a_step_that_failed_leaves_no_page_that_was_not_computed(engine, kin, al
     run, failed = engine(), []
     original = run.runner.run
 
-    def sometimes(segments):
+    def sometimes(segments, ahead=None):
         if len(failed) < 9 and len(failed) <= run.stats.steps:
             failed.append(1)
             raise MemoryError
-        return original(segments)
+        return original(segments, ahead)
 
     run.runner.run = sometimes
     for i, prompt in enumerate(kin):

@@ -1,0 +1,261 @@
+"""Passes that begin before the one before is looked at: the same tokens, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from pillarattn.engine import batched_draws
+from pillarattn.engine.request import SamplingParams
+
+GREEDY = SamplingParams(max_tokens=24)
+
+
+@pytest.fixture
+def delayed(engine):
+    """Return `delayed(**changes)`: an engine that looks at a pass while the next one runs."""
+
+    def build(*arguments, **changes):
+        run = engine(*arguments, delayed_verification=True, **changes)
+        # As on a GPU: requests share one call a layer, over buffers.
+        run.runner.uses_buffers = True
+        return run
+
+    return build
+
+
+def tokens(outputs):
+    return [output.token_ids for output in outputs]
+
+
+def seeded(i):
+    return SamplingParams(max_tokens=20, temperature=0.9, top_p=0.95, seed=i)
+
+
+@pytest.mark.parametrize("strategy", ["pillar", "streaming", "forecast", "h2o", "quest"])
+@pytest.mark.parametrize("phases", ["unified", "lockstep"])
+def test_greedy_tokens(delayed, prompts, alone, strategy, phases):
+    run = delayed(strategy=strategy, phases=phases)
+    outputs = run.generate(prompts, GREEDY)
+    assert tokens(outputs) == [alone(p, 24) for p in prompts]
+    assert run.stats.accepted > 0
+    assert not run.has_unfinished
+
+
+def test_tokens_of_every_family(delayed, prompts, alone, family):
+    run = delayed(family)
+    assert tokens(run.generate(prompts, GREEDY)) == [alone(p, 24, family) for p in prompts]
+
+
+def test_seeded_samples_are_those_of_an_engine_that_waits(delayed, engine, prompts):
+    params = [seeded(i) for i in range(len(prompts))]
+    outputs = delayed().generate(prompts, params)
+    assert tokens(outputs) == tokens(engine().generate(prompts, params))
+
+
+def watch(run, monkeypatch):
+    """Return a list that gets "launch" and "land" in the order in which they happen."""
+    seen, launch, land = [], run._outcomes.launch, run._outcomes.land
+    monkeypatch.setattr(run._outcomes, "launch", lambda *a: seen.append("launch") or launch(*a))
+    monkeypatch.setattr(run._outcomes, "land", lambda *a: seen.append("land") or land(*a))
+    return seen
+
+
+def test_the_next_pass_really_begins_first(delayed, prompts, monkeypatch):
+    run = delayed()
+    seen = watch(run, monkeypatch)
+    run.generate(prompts, GREEDY)
+    running, at_landings = 0, []
+    for event in seen:
+        if event == "land":
+            at_landings.append(running)
+        running += 1 if event == "launch" else -1
+    assert running == 0 and set(at_landings) == {1, 2}
+    assert at_landings.count(2) > 0.9 * len(at_landings)
+
+
+def test_nobody_reads_a_draw_before_the_next_pass_is_there(delayed, prompts, monkeypatch):
+    """Scores and tokens of a pass are asked for when the next one has been loaded."""
+    order, read_later = [], batched_draws.read_later
+
+    def later(values):
+        order.append("draw")
+        read = read_later(values)
+        return lambda: order.append("read") or read()
+
+    monkeypatch.setattr(batched_draws, "read_later", later)
+    run = delayed()
+    for i, prompt in enumerate(prompts):
+        run.add_request(prompt, SamplingParams(max_tokens=60, temperature=0.9, seed=i))
+    for _ in range(20):
+        run.step()
+    order.clear()
+    for _ in range(10):
+        run.step()
+    assert order == ["draw", "read"] * 10
+    assert run._flight is not None, "the last draw is still on its way"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.2}, {"temperature": 0.8, "seed": 1, "acceptance": "rejection"},
+        {"draft_length": "confidence"},
+        {"logits_processors": [lambda ids, logits: logits - logits.mean()]},
+    ],
+    ids=["penalty", "rejection", "confidence", "processor"],
+)  # fmt: skip
+def test_requests_that_must_be_looked_at_are(delayed, engine, prompts, params):
+    """Beside others, which wait for them."""
+    given = [SamplingParams(max_tokens=16, **(params if i % 2 else {})) for i in range(6)]
+    found = tokens(delayed().generate(prompts, given))
+    wanted = tokens(engine().generate(prompts, given))
+    if params.get("acceptance") == "rejection":
+        # Which token comes depends on how rounds fall.
+        found, wanted = found[::2], wanted[::2]
+    assert found == wanted
+
+
+def test_drafts_from_the_text(delayed, prompts, alone):
+    outputs = delayed(drafter="ngram").generate(prompts, GREEDY)
+    assert tokens(outputs) == [alone(p, 24) for p in prompts]
+
+
+@pytest.mark.parametrize("eviction", ["lifo", "heat"])
+@pytest.mark.parametrize("host_tokens", [0, 64, 4096])
+def test_a_pool_that_is_too_small(delayed, prompts, alone, eviction, host_tokens):
+    run = delayed(kv_tokens=112, host_tokens=host_tokens, eviction=eviction)
+    assert tokens(run.generate(prompts, GREEDY)) == [alone(p, 24) for p in prompts]
+    assert run.stats.interrupted > 0 or run.stats.cooled > 0
+    run.scheduler.check()
+
+
+def test_samples_of_one_prompt(delayed, engine, prompts):
+    params = SamplingParams(max_tokens=16, temperature=1.0, seed=5, n=4)
+    found = delayed().generate(prompts[:3], params)
+    assert tokens(found) == tokens(engine().generate(prompts[:3], params))
+
+
+def test_abort_while_a_pass_runs_and_the_same_name_again(delayed, prompts, alone):
+    run = delayed()
+    for step in range(12):
+        run.add_request(prompts[1], GREEDY, request_id="a")
+        run.add_request(prompts[2], GREEDY, request_id="b")
+        for _ in range(step):
+            run.step()
+        out = run.abort("a")
+        assert alone(prompts[1], 24)[: len(out.token_ids)] == out.token_ids
+        run.add_request(prompts[3], GREEDY, request_id="a")
+        ended = {}
+        while run.has_unfinished:
+            ended |= {o.request_id: o for o in run.step() if o.finish_reason}
+        assert ended["a"].token_ids == alone(prompts[3], 24)
+        assert ended["b"].token_ids == alone(prompts[2], 24) if "b" in ended else True
+        run.scheduler.check()
+        assert run.scheduler.pool.used == 0
+
+
+def test_end_tokens_one_step_late_stand_at_the_end(delayed, prompts, alone):
+    whole = alone(prompts[2], 24)
+    end = whole[9]
+    params = SamplingParams(max_tokens=24, stop_token_ids=[end])
+    (out,) = delayed().generate([prompts[2]], params)
+    assert out.token_ids == whole[: whole.index(end) + 1]
+    assert out.finish_reason == "stop"
+
+
+def test_a_pass_that_fails_is_run_again_and_the_one_before_is_not_lost(
+    delayed, prompts, alone, monkeypatch
+):
+    run = delayed()
+    calls, own = [], run.runner._forward
+
+    def fails(*arguments):
+        calls.append(1)
+        if len(calls) in (5, 11, 12):
+            raise MemoryError("out of memory")
+        return own(*arguments)
+
+    monkeypatch.setattr(run.runner, "_forward", fails)
+    for i, prompt in enumerate(prompts):
+        run.add_request(prompt, GREEDY, request_id=str(i))
+    ended, failures = {}, 0
+    while run.has_unfinished:
+        try:
+            ended |= {o.request_id: o.token_ids for o in run.step() if o.finish_reason}
+        except MemoryError:
+            failures += 1
+    assert failures == 3
+    assert [ended[str(i)] for i in range(len(prompts))] == [alone(p, 24) for p in prompts]
+
+
+def test_logits_of_nan_end_their_own_request(delayed, prompts, alone, monkeypatch):
+    run = delayed()
+    good = run.add_request(prompts[0], GREEDY)
+    bad = run.add_request(prompts[1], SamplingParams(max_tokens=24, temperature=1.0, seed=1))
+    own = run._outcomes.launch
+
+    def launch(plan, logits):
+        names = [c.request_id for c in plan.prefills] + [*plan.drafts]
+        names += [name for name, _ in plan.verifies]
+        if len(run.requests[bad].output if bad in run.requests else ()) >= 3:
+            for name, part in zip(names, logits, strict=True):
+                if name == bad:
+                    part.fill_(float("nan"))
+        return own(plan, logits)
+
+    monkeypatch.setattr(run._outcomes, "launch", launch)
+    ended = {}
+    while run.has_unfinished:
+        ended |= {o.request_id: o for o in run.step() if o.finish_reason}
+    assert ended[good].token_ids == alone(prompts[0], 24)
+    assert "no token is possible" in ended[bad].error
+
+
+def test_streams(delayed, prompts, alone):
+    run = delayed()
+
+    async def read(prompt):
+        return [output async for output in run.stream(prompt, GREEDY)][-1].token_ids
+
+    async def read_all():
+        return await asyncio.gather(*map(read, prompts))
+
+    assert asyncio.run(read_all()) == [alone(p, 24) for p in prompts]
+
+
+def test_without_buffers_every_pass_is_looked_at(engine, prompts, alone):
+    run = engine(delayed_verification=True)
+    assert not run.runner.uses_buffers
+    assert tokens(run.generate(prompts, GREEDY)) == [alone(p, 24) for p in prompts]
+
+
+def test_scores_outlive_the_next_pass(delayed, prompts, monkeypatch):
+    """Keys are chosen from them when the next pass has been loaded, and has scores too."""
+    run = delayed()
+    run.generate(prompts, SamplingParams(max_tokens=8))
+    for prompt in prompts:
+        run.add_request(prompt, SamplingParams(max_tokens=60))
+    own, kept, seen = run._outcomes.land, {}, 0
+
+    def scores_of(flight):
+        name, _ = flight.plan.verifies[0]
+        return torch.stack(list(flight.decoders[name].keys._scores.shared.values()))
+
+    def land(flight):
+        nonlocal seen
+        if id(flight) in kept:
+            torch.testing.assert_close(
+                scores_of(flight), kept[id(flight)], rtol=0, atol=0, equal_nan=True
+            )
+            seen += 1
+        own(flight)
+
+    monkeypatch.setattr(run._outcomes, "land", land)
+    for _ in range(30):
+        run.step()
+        if run._flight is not None and run._flight.plan.verifies:
+            kept[id(run._flight)] = scores_of(run._flight).clone()
+    assert seen > 10
