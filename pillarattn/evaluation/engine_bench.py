@@ -36,9 +36,11 @@ class EngineBench:
         length: prompt tokens of each request.
         new_tokens: tokens generated for each, whatever the model says.
         k, s, strategy, min_budget: of the speculative engine.
-        temperature: 0 is greedy, whose tokens are compared; above 0 each request samples by
-            rejection.
+        temperature: 0 is greedy; above 0 each request has a seed of its own.
+        acceptance: how sampled drafts are judged: see `SamplingParams`. With "gumbel" tokens are
+            compared as greedy ones are.
         lockstep: also time the speculative engine with all requests verifying together.
+        delayed: also time it with passes that begin before the one before is looked at.
         repeats: timed runs of each variant, after one to warm up.
         device, dtype: as `load_model` takes them.
 
@@ -55,7 +57,9 @@ class EngineBench:
     strategy: str = "pillar"
     min_budget: int = 128
     temperature: float = 0.6
+    acceptance: str = "gumbel"
     lockstep: bool = True
+    delayed: bool = True
     repeats: int = 3
     device: str = "auto"
     dtype: str = "float32"
@@ -68,6 +72,7 @@ class EngineBench:
         ):  # fmt: skip
             if value < least:
                 raise ValueError(f"{option} must be at least {least}, got {value}")
+        self.params(0)
         self.pillar()
 
     @property
@@ -79,11 +84,25 @@ class EngineBench:
         }
         if self.lockstep:
             found[f"k={self.k} s={self.s:g} lockstep"] = {"phases": "lockstep"}
+        if self.delayed:
+            found[f"k={self.k} s={self.s:g} delayed"] = {"delayed_verification": True}
         return found
 
     def pillar(self) -> PillarConfig:
         """Return how drafts are made."""
         return PillarConfig(k=self.k, s=self.s, strategy=self.strategy, min_budget=self.min_budget)
+
+    def params(self, index: int) -> SamplingParams:
+        """Return how the request `index` is decoded."""
+        return SamplingParams(
+            max_tokens=self.new_tokens, temperature=self.temperature, ignore_eos=True, seed=index,
+            acceptance=self.acceptance if self.temperature > 0 else None,
+        )  # fmt: skip
+
+    @property
+    def compares(self) -> bool:
+        """Whether every variant must give the same tokens."""
+        return self.temperature == 0 or self.acceptance == "gumbel"
 
     def engine(self, model: Any, batch: int, **changes: Any) -> Engine:
         """Return an engine with room for all requests at their full length."""
@@ -122,7 +141,7 @@ def _cell(
         speeds = [run["tokens"] / run["seconds"] for run in found["runs"]]
         found["tokens_per_second"] = median(speeds)
         found["spread"] = [min(speeds), max(speeds)]
-        found["same_tokens"] = tokens[name] == tokens[PLAIN] if bench.temperature == 0 else None
+        found["same_tokens"] = tokens[name] == tokens[PLAIN] if bench.compares else None
     for found in variants.values():
         found["speedup"] = found["tokens_per_second"] / variants[PLAIN]["tokens_per_second"]
     return {
@@ -141,11 +160,7 @@ def _timed(
     engine: Engine, texts: list[list[int]], bench: EngineBench
 ) -> tuple[list[list[int]], Record]:
     """Return the tokens of all requests, and the time of what follows the last prompt."""
-    params = SamplingParams(
-        max_tokens=bench.new_tokens, temperature=bench.temperature, ignore_eos=True,
-        acceptance="rejection" if bench.temperature > 0 else None,
-    )  # fmt: skip
-    names = [engine.add_request(text, params) for text in texts]
+    names = [engine.add_request(text, bench.params(i)) for i, text in enumerate(texts)]
     waiting, outputs = set(names), {}
     begun, decoded, steps = time.perf_counter(), 0, 0
     while engine.has_unfinished:

@@ -23,7 +23,8 @@ def records(tiny_checkpoint):
 def test_every_variant_decodes_the_same_tokens(records):
     (record,) = records
     variants = record["variants"]
-    assert list(variants) == ["plain", "k=3 s=0.05", "k=3 s=0.05 lockstep"]
+    drafting = "k=3 s=0.05"
+    assert list(variants) == ["plain", drafting, f"{drafting} lockstep", f"{drafting} delayed"]
     assert all(found["same_tokens"] for found in variants.values())
     assert variants["plain"]["speedup"] == 1.0
     plain, drafted = (variants[name]["runs"][0] for name in list(variants)[:2])
@@ -36,15 +37,23 @@ def test_every_variant_decodes_the_same_tokens(records):
     json.dumps(record)
 
 
-def test_sampled_tokens_are_not_compared(tiny_checkpoint):
-    bench = EngineBench(model=str(tiny_checkpoint), lockstep=False, **SMALL)
+@pytest.mark.parametrize(("acceptance", "same"), [("gumbel", True), ("rejection", None)])
+def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint, acceptance, same):
+    bench = EngineBench(
+        model=str(tiny_checkpoint), lockstep=False, delayed=False, acceptance=acceptance, **SMALL
+    )
     (record,) = run_engine_bench(bench)
-    assert [found["same_tokens"] for found in record["variants"].values()] == [None, None]
+    assert [found["same_tokens"] for found in record["variants"].values()] == [same, same]
+
+
+def test_an_unknown_rule_is_named():
+    with pytest.raises(ValueError, match="acceptance must be one of 'gumbel'"):
+        EngineBench(acceptance="greedy")
 
 
 def test_the_plot_has_a_bar_for_each_variant_and_batch(records):
     axes = plot_engine_bench([*records, {**records[0], "batch": 5}])
-    assert len(axes.patches) == 6
+    assert len(axes.patches) == 8
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["3", "5"]
     with pytest.raises(ValueError, match="run bench engine first"):
         plot_engine_bench([])
