@@ -17,6 +17,9 @@ from pillarattn.kernels.gumbel_argmax.noise import (
 
 # Logits that are worked on at once, so that they stay in a core's cache.
 AT_ONCE = 1 << 17
+# Tokens that may win, past which they are not kept for later. As a rule a row has one or two; where
+# logits are so large that noise is lost beside them, it has all.
+MANY = 1 << 14
 # Tokens of which one maximum is taken first: that is quicker than to look for where it is.
 BLOCK = 256
 # A fp32 number is 2^e (1 + m), its bits are (e + 127 + m) 2^23, and log2(1 + m) is at least m.
@@ -40,8 +43,18 @@ def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
     for first in range(0, rows, few):
         some = slice(first, first + few)
         row, token = _contenders(logits[some], words[some], spread)
+        if len(token) > MANY:
+            best = _best(logits[some], words[some], row, token)
+            row = (best >= 0).nonzero()[:, 0]
+            token = best[row]
         parts.append(torch.stack([row + first, token]))
     row, token = torch.cat(parts, dim=1)
+    return _best(logits, words, row, token)
+
+
+def _best(logits: Tensor, words: Tensor, row: Tensor, token: Tensor) -> Tensor:
+    """Return the tokens with the largest sums of their rows, `[R]`; -1 for a row without any."""
+    rows, size = logits.shape
     reached = scores(logits[row, token], token, words[row])
     best = torch.full((rows,), -torch.inf, dtype=torch.float64, device=logits.device)
     best.scatter_reduce_(0, row, reached, "amax")

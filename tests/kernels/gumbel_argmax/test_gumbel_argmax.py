@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pillarattn.kernels import gumbel_argmax
+from pillarattn.kernels.gumbel_argmax import reference
 from pillarattn.kernels.gumbel_argmax.noise import SPREAD, row_words, scores
 from pillarattn.kernels.gumbel_argmax.reference import _bounds
 from tests.kernels.gumbel_argmax.chances import KEY_RANGE, chi_square_z
@@ -97,6 +98,34 @@ def test_equal_sums_go_to_the_lowest_token(draw) -> None:
         logits = torch.full((2, 2049), end)
         logits[:, 0] = -INF
         assert draw(logits, some_keys(2)).tolist() == [1, 1]
+
+
+def test_ties_of_whole_rows_take_no_memory_for_all_of_them(monkeypatch) -> None:
+    """Where noise is lost beside the logits, every token may win."""
+    sizes = []
+
+    def counted(logits, tokens, words):
+        sizes.append(len(tokens))
+        return scores(logits, tokens, words)
+
+    monkeypatch.setattr(reference, "scores", counted)
+    logits = torch.full((30, 20_000), -3.0e38)
+    logits[3] = -INF
+    logits[4, 7] = NAN
+    wanted = [-1 if row in (3, 4) else 0 for row in range(30)]
+    assert gumbel_argmax(logits, some_keys(30)).tolist() == wanted
+    assert sum(sizes) > 28 * 20_000 and max(sizes) <= reference.AT_ONCE
+
+
+def test_many_that_may_win(monkeypatch) -> None:
+    """Tokens that are not kept for later are the same ones."""
+    monkeypatch.setattr(reference, "MANY", 0)
+    monkeypatch.setattr(reference, "AT_ONCE", 2500)
+    logits, keys = torch.randn(9, 700), some_keys(9)
+    logits[4:6] = -INF
+    wanted = all_scores(logits, keys).argmax(dim=1)
+    wanted[4:6] = -1
+    assert torch.equal(gumbel_argmax(logits, keys), wanted)
 
 
 def test_impossible_rows_give_minus_one(draw) -> None:
