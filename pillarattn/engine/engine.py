@@ -79,7 +79,7 @@ class Engine:
             self.scheduler, self.requests, self._decoders, self._shared,
             BatchedSelection(selector, self.runner.cache, self.runner.device),
         )  # fmt: skip
-        self._streams = StreamDriver(self.step)
+        self._streams = StreamDriver(self.step, device=self.runner.device.type)
         self.last_plan = StepPlan()
         self.stats = EngineStats()
         # The pass that runs and that nobody has looked at.

@@ -18,6 +18,7 @@ from pillarattn.engine.scheduler import Scheduler
 from pillarattn.engine.shared_prompts import SharedPrompts
 from pillarattn.engine.stopping import StopCheck
 from pillarattn.engine.weights_state import weights_state
+from pillarattn.patch.autocast import autocast_dtype
 
 
 class Intake:
@@ -87,7 +88,9 @@ class Intake:
         if self.scheduler.is_idle:
             self.runner.look_again()
         if self.config.prefix_cache and self.scheduler.is_idle:
-            weights = weights_state(self.runner.model)
+            # Keys that were rounded are others too.
+            precision = autocast_dtype(self.runner.device.type)
+            weights = precision, weights_state(self.runner.model)
             if weights != self._weights:
                 self.scheduler.forget_pages()
             self._weights = weights

@@ -140,9 +140,21 @@ class PackedAttention:
         check_layer(layer, self.model_name)
         step.visited.append(layer_index)
         layer.window = options.window
+        attended = self._attend(_as_pool(query, layer), layer, step, layer_index, options)
+        return attended.to(query.dtype)
+
+    def _attend(
+        self,
+        query: Tensor,
+        layer: PagedLayer,
+        step: PackedStep | MixedStep,
+        layer_index: int,
+        options: AttentionOptions,
+    ) -> Tensor:
         if isinstance(step, MixedStep):
             return step.attend(query, layer, layer_index, options, self.kernels)
-        heads, width = query.shape[1], keys_values[1].shape[3]
+        assert layer.value_buffer is not None
+        heads, width = query.shape[1], layer.value_buffer.shape[2]
         out = query.new_empty(1, heads, step.rows, width)
         if step.drafts:
             drafted = self._drafts(query[0, :, step.draft_rows], layer, step, layer_index, options)
@@ -218,6 +230,22 @@ class PackedAttention:
             **{**_arguments(options), "window": None},
         )
         return out[:, :, 0].transpose(0, 1)
+
+
+def _as_pool(query: Tensor, layer: PagedLayer) -> Tensor:
+    """Return queries in the pool's dtype, which may be wider than what autocast computes with.
+
+    Raises:
+        ValueError: the pool's dtype cannot hold them.
+    """
+    assert layer.key_buffer is not None
+    dtype = layer.key_buffer.dtype
+    if torch.promote_types(query.dtype, dtype) != dtype:
+        raise ValueError(
+            f"the engine's pool holds {dtype} and the model computes with {query.dtype}: an engine "
+            "that was made under torch.autocast must run under it too"
+        )
+    return query.to(dtype)
 
 
 def _arguments(options: AttentionOptions) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pillarattn.datatypes import Phase
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView
+from pillarattn.patch.autocast import autocast_dtype
 
 # Largest gap to plain passes, relative to the spread of the logits. Near 1e-6 in fp32; in half
 # precision the root mean square counts, 0.03 to 0.05 in bf16 on a model of 30 layers.
@@ -40,7 +41,8 @@ class PackingCheck:
                 for text in self._texts
             ]
         self._plain = [logits.float() for logits in plain]
-        self._is_exact = model.dtype in (torch.float32, torch.float64)
+        dtype = autocast_dtype(device.type) or model.dtype
+        self._is_exact = dtype in (torch.float32, torch.float64)
         self.allowed = EXACT_TOLERANCE if self._is_exact else COARSE_TOLERANCE
         slots = torch.randperm(32, generator=generator).to(device)
         self._spans = slots[:9], slots[9:15]

@@ -12,6 +12,7 @@ from pillarattn.datatypes import RowLengths
 from pillarattn.engine.block_mover import BlockMover
 from pillarattn.engine.block_table import BlockTable, Move
 from pillarattn.errors import UnsupportedModelError
+from pillarattn.patch.autocast import as_attended
 from pillarattn.patch.cache_adapter import ORIGIN
 from pillarattn.patch.cache_layers import PillarCacheLayer
 from pillarattn.patch.compat import Cache
@@ -90,6 +91,7 @@ class PagedCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the pass's tokens and hand the new ones back, marked with where they belong."""
+        key_states, value_states = as_attended(key_states, value_states)
         dims = key_states.shape[3], value_states.shape[3]
         layer = self.layer_for(layer_idx, key_states, heads=key_states.shape[1], dims=dims)
         layer.write(self.step.slots, key_states, value_states)

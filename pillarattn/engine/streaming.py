@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Container
 
 from pillarattn.engine.request import RequestOutput
+from pillarattn.patch.autocast import carried
 
 
 class StreamDriver:
@@ -16,10 +17,11 @@ class StreamDriver:
     Args:
         step: runs one step, and calls `deliver` for each output. It runs in a thread, one at a
             time, so that the event loop stays free.
+        device: of the model: its autocast block, if the reader is in one, goes along.
     """
 
-    def __init__(self, step: Callable[[], object]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[[], object], *, device: str = "cpu") -> None:
+        self._step, self._device = step, device
         self._numbers = itertools.count()
         self._waiting: dict[str, deque[RequestOutput]] = {}
         self._collected: dict[str, deque[RequestOutput]] = {}
@@ -71,7 +73,7 @@ class StreamDriver:
             async with self._turn():
                 # Another reader's step may have brought something meanwhile.
                 if not mine:
-                    await asyncio.to_thread(self._step)
+                    await asyncio.to_thread(carried(self._device, self._step))
 
     def _turn(self) -> asyncio.Lock:
         loop = asyncio.get_running_loop()
