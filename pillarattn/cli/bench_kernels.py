@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pillarattn.cli.console import check_json_target, human_console, readable_errors
+from pillarattn.evaluation.kernel_bench import OPS, bench_kernels, best_records, check_ready
 from pillarattn.evaluation.report_tables import ReportTable
 
 
@@ -19,9 +20,7 @@ def kernels(
     op: Annotated[
         list[str] | None,
         typer.Option(
-            help="verify_attention, draft_attention, mixed_attention, topk_select, "
-            "pooled_select, forecast_mass, forecast_moments, pool_layers or layer_ops; "
-            "repeat it for more."
+            help=f"{', '.join(OPS[:-1])} or {OPS[-1]}; repeat it for more. Left out: all of them."
         ),
     ] = None,
     sweep: Annotated[
@@ -60,8 +59,6 @@ def kernels(
     console = human_console(json_to)
     with readable_errors():
         check_json_target(json_to)
-        from pillarattn.evaluation.kernel_bench import OPS, bench_kernels, best_records, check_ready
-
         records: list[dict[str, Any]] = []
         if taken:
             for path in taken:
