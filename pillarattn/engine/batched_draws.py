@@ -109,6 +109,7 @@ class PendingDraws:
 
     def __init__(self, drawn: Tensor | None, wanted: list[DrawRows]) -> None:
         self._wanted = wanted
+        self._found: dict[str, Drawn] | None = None
         self._read: Callable[[], list[list[int]]] = lambda: [[], []]
         ends = list(accumulate(rows.count for rows in wanted))
         self.last = {rows.request_id: end - 1 for rows, end in zip(wanted, ends, strict=True)}
@@ -117,11 +118,14 @@ class PendingDraws:
 
     def found(self) -> dict[str, Drawn]:
         """Return what came of each request's rows, once the device is there."""
+        if self._found is not None:
+            return self._found
         tokens, goes_on = self._read()
         found = {}
         for rows in self._wanted:
             end = self.last[rows.request_id] + 1
             found[rows.request_id] = Drawn(tokens[end - rows.count : end], bool(goes_on[end - 1]))
+        self._found = found
         return found
 
 

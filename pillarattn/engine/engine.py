@@ -20,7 +20,7 @@ from pillarattn.engine.offline import generate
 from pillarattn.engine.outcomes import Outcomes
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.prompts import Prompt, eos_tokens, longest, token_ids
-from pillarattn.engine.request import FinishReason, RequestOutput, SamplingParams
+from pillarattn.engine.request import FinishReason, RequestOutput, SamplingParams, joined
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler, StepPlan
 from pillarattn.engine.shared_prompts import SharedPrompts
@@ -82,8 +82,8 @@ class Engine:
         self._streams = StreamDriver(self.step, device=self.runner.device.type)
         self.last_plan = StepPlan()
         self.stats = EngineStats()
-        # The pass that runs and that nobody has looked at.
-        self._flight: Flight | None = None
+        # Passes that run and that nobody has looked at, the earliest first.
+        self._flights: list[Flight] = []
         self._late: list[RequestOutput] = []
         # What plans said and a step that raised has not done yet.
         self._moves: list[Move] = []
@@ -129,6 +129,8 @@ class Engine:
             if request_id not in self.requests:
                 raise KeyError(f"no unfinished request {request_id!r}")
             self.requests[request_id].finish(FinishReason.ABORT)
+            # What a step that raised has left for the next one is in this output too.
+            self._late = [o for o in self._late if o.request_id != request_id or o.finished]
             return self._finished(request_id)
 
     def abort_all(self, names: Collection[str] | None = None) -> None:
@@ -183,7 +185,9 @@ class Engine:
             return self._step()
 
     def _step(self) -> list[RequestOutput]:
-        if self._moves or self._forks or not self.scheduler.is_calm:
+        # A step that was interrupted may have left more than one, or one that cannot wait.
+        is_late = len(self._flights) > 1 or not all(map(self._can_wait, self._flights))
+        if is_late or self._moves or self._forks or not self.scheduler.is_calm:
             # Who has ended leaves before anybody is planned.
             self._land()
             self._late += self._reports()
@@ -199,37 +203,42 @@ class Engine:
             )
         try:
             self._copy_and_fork(plan)
-            before, flight = self._flight, self._run(plan)
+            flight = self._run(plan)
+            # The device has its next pass: time to see what the one before has brought.
+            self._land(but=0 if flight is None or not self._can_wait(flight) else 1)
         except BaseException:
             # The pass will be run again; what came before it is not lost.
             self._late += self._reports()
             raise
-        if self._flight is before:
-            # The device has its next pass: time to see what the one before has brought.
-            self._land()
-        self._flight = flight
-        if flight is None or not (self.config.delayed_verification and flight.can_wait):
-            self._land()
         late, self._late = self._late, []
-        return late + self._reports()
+        return joined([*late, *self._reports()])
 
     def _run(self, plan: StepPlan) -> Flight | None:
         """Begin the pass of a plan; None: it has none."""
         segments = list(self._segments(plan))
         if not segments:
             return None
-        if self._flight is not None and not self.runner.takes(segments):
+        if self._flights and not self.runner.takes(segments):
             # Its tokens must be known here.
             self._land()
             segments = list(self._segments(plan))
-        logits = self.runner.run(segments, None if self._flight is None else self._flight.draws)
+        ahead = self._flights[-1].draws if self._flights else None
+        logits = self.runner.run(segments, ahead)
         self.stats.ran(plan)
-        return self._outcomes.launch(plan, logits)
+        self._flights.append(self._outcomes.launch(plan, logits))
+        return self._flights[-1]
 
-    def _land(self) -> None:
-        """Look at the pass that runs, if one does."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
+    def _can_wait(self, flight: Flight) -> bool:
+        """Whether a pass is looked at in the next step alone; without buffers none begins ahead."""
+        return self.config.delayed_verification and self.runner.uses_buffers and flight.can_wait
+
+    def _land(self, *, but: int = 0) -> None:
+        """Look at the passes that run, in order, but for the last ones."""
+        while len(self._flights) > but:
+            flight = self._flights[0]
+            # Whoever interrupts this finds everything as it was.
+            flight.wait()
+            del self._flights[0]
             self._outcomes.land(flight)
 
     def _reports(self) -> list[RequestOutput]:

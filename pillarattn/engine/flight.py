@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pillarattn.engine.batched_draws import PendingDraws
@@ -27,6 +28,12 @@ class Flight:
     places: dict[str, int]
     decoders: dict[str, RequestDecoder]
     draws: PendingDraws | None
+
+    def wait(self) -> None:
+        """Wait until its tokens are here; whether they came, `draws` tells again."""
+        if self.draws is not None:
+            with suppress(Exception):
+                self.draws.found()
 
     @property
     def can_wait(self) -> bool:

@@ -131,6 +131,7 @@ class MixedStep:
         """Tell each request where its row scores lie, which hold until their side's turn."""
         if not self.is_scored:
             return
+        self.buffers.kept_side = self.side
         layers = dict(zip(self.buffers.sizes.scored, self.scores, strict=True))
         for part in self.parts:
             segment = part.segment

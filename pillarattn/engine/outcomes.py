@@ -78,7 +78,8 @@ class Outcomes:
         drawn = (_attempted(flight.draws.found) if flight.draws else None) or {}
 
         def is_here(name: str) -> bool:
-            return self.decoders.get(name) is flight.decoders[name]
+            is_same = self.decoders.get(name) is flight.decoders[name]
+            return is_same and self.requests[name].finish_reason is None
 
         def found(name: str) -> Tensor | Drawn:
             return drawn[name] if name in drawn else logits[flight.places[name]]

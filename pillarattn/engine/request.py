@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -224,6 +224,23 @@ class RequestOutput:
     def acceptance_rate(self) -> float:
         """Accepted / drafted; 0 where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+
+def joined(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
+    """Return one output of each request: its last one, with the new tokens of all of them."""
+    found: list[RequestOutput] = []
+    places: dict[str, int] = {}
+    for output in outputs:
+        place = places.setdefault(output.request_id, len(found))
+        if place == len(found):
+            found.append(output)
+        else:
+            new = found[place].new_token_ids + output.new_token_ids
+            found[place] = replace(output, new_token_ids=new)
+        if output.finished:
+            # What follows under its name is another request.
+            del places[output.request_id]
+    return found
 
 
 def _check_int(name: str, value: object, minimum: int) -> None:

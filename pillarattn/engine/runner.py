@@ -184,10 +184,9 @@ class ModelRunner:
             def play() -> Tensor:
                 return self._forward(step, step.inputs())
 
-            logits = self._steady(step, play)
+            # The next pass may write where the logits are.
+            logits = self._steady(step, play).to(torch.float32, copy=True)
             step.hand_over_scores()
-            # The next pass may write where these are.
-            logits = logits.to(torch.float32, copy=True)
             spans = [(p.end - p.segment.keep, p.segment.keep) for p in step.parts]
             return PassLogits(logits, spans)
         kept = [row for p in step.parts for row in range(p.end - p.segment.keep, p.end)]

@@ -104,13 +104,14 @@ class StepBuffers:
         sizes: what fits.
         generation: grows whenever the memory moves.
         side: whose turn it is.
+        kept_side: where the scores of the last pass are that ran to its end.
     """
 
     def __init__(
         self, cache: PagedCache, device: torch.device, *, is_delayed: bool = False
     ) -> None:
         self.cache, self.device = cache, device
-        self._sides, self.side = 2 if is_delayed else 1, 0
+        self._sides, self.side, self.kept_side = 2 if is_delayed else 1, 0, 0
         self._scores: tuple[Tensor, ...] = ()
         self.block_size, self.scratch = cache.block_size, cache.slots // cache.block_size
         self.sizes, self.generation = Sizes(), 0
@@ -182,7 +183,8 @@ class StepBuffers:
         sizes = self.sizes.grown(needed)
         if sizes != self.sizes:
             self._allocate(sizes)
-        self.side = (self.side + 1) % self._sides
+        # A pass that failed is run again on the same side: the other one is still to be read.
+        self.side = (self.kept_side + 1) % self._sides
         seats = self._seats_of(segments)
         moved = [self._load_table(seat, segment) for seat, segment in zip(seats, segments,
                                                                         strict=True)]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_nobody_reads_a_draw_before_the_next_pass_is_there(delayed, prompts, mon
     for _ in range(10):
         run.step()
     assert order == ["draw", "read"] * 10
-    assert run._flight is not None, "the last draw is still on its way"
+    assert run._flights, "the last draw is still on its way"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,14 @@ def test_streams(delayed, prompts, alone):
 def test_without_buffers_every_pass_is_looked_at(engine, prompts, alone):
     run = engine(delayed_verification=True)
     assert not run.runner.uses_buffers
-    assert tokens(run.generate(prompts, GREEDY)) == [alone(p, 24) for p in prompts]
+    for i, prompt in enumerate(prompts):
+        run.add_request(prompt, GREEDY, request_id=str(i))
+    ended = {}
+    while run.has_unfinished:
+        ended |= {o.request_id: o.token_ids for o in run.step() if o.finish_reason}
+        # No pass can begin ahead of its end, and nobody idles for that.
+        assert not run._flights
+    assert [ended[str(i)] for i in range(len(prompts))] == [alone(p, 24) for p in prompts]
 
 
 def test_scores_outlive_the_next_pass(delayed, prompts, monkeypatch):
@@ -256,6 +264,153 @@ def test_scores_outlive_the_next_pass(delayed, prompts, monkeypatch):
     monkeypatch.setattr(run._outcomes, "land", land)
     for _ in range(30):
         run.step()
-        if run._flight is not None and run._flight.plan.verifies:
-            kept[id(run._flight)] = scores_of(run._flight).clone()
+        if run._flights and run._flights[-1].plan.verifies:
+            kept[id(run._flights[-1])] = scores_of(run._flights[-1]).clone()
     assert seen > 10
+
+
+def test_scores_outlive_a_pass_that_fails(delayed, prompts, monkeypatch):
+    """It is run again before anybody has looked at the pass before it."""
+    run = delayed()
+    run.generate(prompts, SamplingParams(max_tokens=8))
+    for prompt in prompts:
+        run.add_request(prompt, SamplingParams(max_tokens=60))
+    own, kept, seen, fails = run.runner._forward, {}, 0, [False]
+    land = run._outcomes.land
+
+    def scores_of(flight):
+        name, _ = flight.plan.verifies[0]
+        return torch.stack(list(flight.decoders[name].keys._scores.shared.values()))
+
+    def forward(*arguments):
+        logits = own(*arguments)
+        if fails[0]:
+            fails[0] = False
+            raise MemoryError("out of memory")
+        return logits
+
+    def landing(flight):
+        nonlocal seen
+        if id(flight) in kept:
+            torch.testing.assert_close(
+                scores_of(flight), kept[id(flight)], rtol=0, atol=0, equal_nan=True
+            )
+            seen += 1
+        land(flight)
+
+    monkeypatch.setattr(run.runner, "_forward", forward)
+    monkeypatch.setattr(run._outcomes, "land", landing)
+    for _ in range(30):
+        run.step()
+        if run._flights and run._flights[-1].plan.verifies:
+            kept[id(run._flights[-1])] = scores_of(run._flights[-1]).clone()
+            fails[0] = True
+            with pytest.raises(MemoryError):
+                run.step()
+    assert seen > 10
+
+
+def test_an_interrupted_wait_loses_nothing(delayed, prompts, alone, monkeypatch):
+    """Ctrl-C comes where the host waits, with one pass or two on the way."""
+    calls = []
+
+    def later(values):
+        def read():
+            calls.append(1)
+            if len(calls) % 3 == 0:
+                raise KeyboardInterrupt
+            return values.tolist()
+
+        return read
+
+    monkeypatch.setattr(batched_draws, "read_later", later)
+    run = delayed()
+    for i, prompt in enumerate(prompts):
+        run.add_request(prompt, GREEDY, request_id=str(i))
+    ended, on_the_way = {}, set()
+    while run.has_unfinished:
+        try:
+            ended |= {o.request_id: o.token_ids for o in run.step() if o.finish_reason}
+        except KeyboardInterrupt:
+            on_the_way.add(len(run._flights))
+    assert on_the_way == {1, 2}
+    assert [ended[str(i)] for i in range(len(prompts))] == [alone(p, 24) for p in prompts]
+
+
+def test_a_step_has_one_output_of_each_request(delayed, prompts, monkeypatch):
+    """Also where it lands two passes, or has what a step that raised has left."""
+    run = delayed(kv_tokens=112, host_tokens=64)
+    own, calls = run.runner._forward, []
+
+    def forward(*arguments):
+        calls.append(1)
+        if len(calls) % 4 == 0:
+            raise MemoryError("out of memory")
+        return own(*arguments)
+
+    monkeypatch.setattr(run.runner, "_forward", forward)
+    for i, prompt in enumerate(prompts):
+        # One whose passes do not wait, and others that verify in each of theirs.
+        given = {"draft_length": "confidence"} if i == 0 else {"k": 0}
+        run.add_request(prompt, SamplingParams(max_tokens=24, **given))
+    got = {}
+    while run.has_unfinished:
+        try:
+            outputs = run.step()
+        except MemoryError:
+            continue
+        assert len({o.request_id for o in outputs}) == len(outputs)
+        for output in outputs:
+            got[output.request_id] = (*got.get(output.request_id, ()), *output.new_token_ids)
+            assert got[output.request_id] == output.token_ids
+    assert run._flights == []
+
+
+def test_an_aborted_request_does_not_come_back(delayed, prompts, monkeypatch):
+    """What a step that raised has left of it is in its last output."""
+    run = delayed()
+    name = run.add_request(prompts[0], GREEDY)
+    other = run.add_request(prompts[1], GREEDY)
+    own = run.runner._forward
+
+    def fails(*arguments):
+        raise MemoryError("out of memory")
+
+    # Passes are looked at before the next one is tried.
+    monkeypatch.setattr(run.runner, "takes", lambda segments: False)
+    for _ in range(16):
+        run.step()
+        monkeypatch.setattr(run.runner, "_forward", fails)
+        with suppress(MemoryError):
+            run.step()
+        monkeypatch.setattr(run.runner, "_forward", own)
+        if any(o.request_id == name and not o.finished for o in run._late):
+            break
+    else:
+        pytest.fail("no pass failed right after one that brought tokens")
+    assert run.abort(name).token_ids
+    while run.has_unfinished:
+        assert {o.request_id for o in run.step()} <= {other}
+
+
+def test_a_draft_that_raises_ends_its_request_before_the_next_pass_is_looked_at(
+    delayed, prompts, alone, monkeypatch
+):
+    run = delayed()
+    name = run.add_request(prompts[0], SamplingParams(max_tokens=24, k=1))
+    while not (run._flights and run._flights[-1].plan.drafts):
+        run.step()
+    before = tuple(run.requests[name].output)
+
+    def raises(found):
+        raise ValueError("no draft")
+
+    monkeypatch.setattr(run._decoders[name], "add_draft", raises)
+    first = run._flights[-1]
+    # The pass that verifies the draft is looked at in the same step.
+    monkeypatch.setattr(run, "_can_wait", lambda flight: flight is first)
+    (output,) = run.step()
+    assert run.last_plan.verifies
+    assert output.error == "ValueError: no draft"
+    assert output.token_ids == before == alone(prompts[0], 24)[: len(before)]
+    assert not run.has_unfinished
