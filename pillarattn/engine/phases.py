@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pillarattn.registry import Registry
@@ -61,7 +61,11 @@ class PhasePolicy(ABC):
 
     @abstractmethod
     def split(self, running: Sequence[Progress]) -> Phases:
-        """Return who does what; `running` is in order of admission and nobody else decodes."""
+        """Return who does what; `running` is in order of admission and nobody else can move."""
+
+    def waits(self, flying: Collection[str]) -> bool:
+        """Whether nobody should move before the passes of `flying` have been looked at."""
+        return False
 
 
 PHASE_POLICIES: Registry[PhasePolicy] = Registry("phase policy")
@@ -152,6 +156,11 @@ class LockstepPhases(PhasePolicy):
 
     def __init__(self) -> None:
         self._round: set[str] = set()
+        self._verified: set[str] = set()
+
+    def waits(self, flying: Collection[str]) -> bool:
+        """Return whether those are on the way who verified last: no round begins without them."""
+        return not self._verified.isdisjoint(flying)
 
     def split(self, running: Sequence[Progress]) -> Phases:
         """Return the phases of one step."""
@@ -161,7 +170,7 @@ class LockstepPhases(PhasePolicy):
             members, others = others, []
             self._round = {p.request_id for p in members}
         if all(p.is_due for p in members):
-            self._round = set()
+            self._round, self._verified = set(), {p.request_id for p in members}
             return _phases(running, members, others)
         return _phases(running, [], [p for p in members if p.is_due] + others)
 

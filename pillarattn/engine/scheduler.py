@@ -9,7 +9,7 @@ from pillarattn.engine.block_table import Move
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.kv_manager import Entry, KVManager
 from pillarattn.engine.page_names import PageNames
-from pillarattn.engine.phases import PHASE_POLICIES
+from pillarattn.engine.phases import PHASE_POLICIES, Phases
 from pillarattn.engine.request import RequestState
 from pillarattn.engine.scheduler_config import SchedulerConfig
 
@@ -161,12 +161,14 @@ class Scheduler:
                 forks = self._admit()
         decoding = self._in(RequestState.DECODE)
         ready = [e for e in decoding if not e.in_flight and e not in failed]
-        phases = self.phases.split([e.progress for e in ready if not e.table.on_host])
+        flying = [e for e in decoding if e.in_flight]
+        here = [e.progress for e in ready if not e.table.on_host]
+        waits = self.phases.waits([e.request_id for e in flying])
+        phases = Phases(idle=tuple(here)) if waits else self.phases.split(here)
         # Of these some is away: they may draft, and not verify.
         part = [e.progress for e in ready if e.table.on_host]
         drafts = [*phases.drafts, *(p for p in part if not p.is_due)]
         idle = [*phases.idle, *(p for p in part if p.is_due)]
-        flying = [e for e in decoding if e.in_flight]
         prefills = self._chunks()
         return StepPlan(
             moves=tuple(self.kv.moves),

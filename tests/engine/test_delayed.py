@@ -414,3 +414,21 @@ def test_a_draft_that_raises_ends_its_request_before_the_next_pass_is_looked_at(
     assert output.error == "ValueError: no draft"
     assert output.token_ids == before == alone(prompts[0], 24)[: len(before)]
     assert not run.has_unfinished
+
+
+def test_lockstep_keeps_in_step_with_those_who_come_late(delayed, prompts):
+    """Who verifies is on the way for a step: no round of the others begins meanwhile."""
+    run = delayed(phases="lockstep")
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    for i in range(6):
+        run.add_request(prompts[i], params)
+        for _ in range(4):
+            run.step()
+    # Whoever came last joins the next round.
+    for _ in range(12):
+        run.step()
+    groups = set()
+    for _ in range(40):
+        run.step()
+        groups |= {len(run.last_plan.verifies)}
+    assert groups == {0, 6}
