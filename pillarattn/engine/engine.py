@@ -341,5 +341,8 @@ class Engine:
         # A step that raised may have left it there, and the next one of this name is another.
         self._forks = [child for child in self._forks if child != name]
         self.stats.ended(request)
+        if not self.requests:
+            # Nobody will look at what runs, and its logits may take a lot of memory.
+            self._flights.clear()
         request.text = self._stop.text(request)
         return self._streams.deliver(request.result(new))

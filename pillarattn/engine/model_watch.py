@@ -40,8 +40,10 @@ class ModelWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        # Counted, so that nothing is lost where one asks while another looks.
-        self._asked, self._answered = 1, 0
+        # Each question is an object of its own, so that none is lost where one asks while another
+        # asks or looks.
+        self._asked: object = object()
+        self._answered: object = None
         self._passes = 0
         self._code: Any = None
         self._parts: list[Any] = []
@@ -49,7 +51,7 @@ class ModelWatch:
 
     def ask(self) -> None:
         """Look closely the next time; any thread may ask."""
-        self._asked += 1
+        self._asked = object()
 
     def forget(self) -> None:
         """Find other code the next time, whatever there is."""
@@ -59,12 +61,12 @@ class ModelWatch:
     def is_due(self) -> bool:
         """Count a pass, and return whether to look before it."""
         self._passes += 1
-        return self._asked != self._answered or self._passes % EVERY == 0
+        return self._asked is not self._answered or self._passes % EVERY == 0
 
     def look(self) -> Change:
         """Return what has changed since the last look; the first one finds other code."""
         before, self._answered = self._answered, self._asked
-        if self._answered == before and self._brief() == self._parts:
+        if self._answered is before and self._brief() == self._parts:
             versions = self._written()
             if versions == self._versions:
                 return Change.NONE

@@ -432,3 +432,15 @@ def test_lockstep_keeps_in_step_with_those_who_come_late(delayed, prompts):
         run.step()
         groups |= {len(run.last_plan.verifies)}
     assert groups == {0, 6}
+
+
+def test_nothing_is_kept_of_a_pass_whose_requests_are_aborted(delayed, prompts, alone):
+    run = delayed()
+    names = [run.add_request(prompt, GREEDY) for prompt in prompts[:2]]
+    while not run._flights:
+        run.step()
+    run.abort(names[0])
+    assert run._flights
+    run.abort(names[1])
+    assert not run._flights and not run.has_unfinished
+    assert tokens(run.generate(prompts, GREEDY)) == [alone(p, 24) for p in prompts]
