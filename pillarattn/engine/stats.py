@@ -16,7 +16,7 @@ class EngineStats:
     Attributes:
         steps: forward passes.
         draft_rows, verify_rows, prefill_rows: rows of them, by phase.
-        idle: request-steps spent waiting for a turn to verify.
+        idle: request-steps spent waiting for a turn to verify, or for a pass that runs.
         most_rows: draft and verify rows of the largest step.
         rounds: verify passes of single requests.
         drafted, accepted: drafts of them.
