@@ -185,7 +185,10 @@ class Scheduler:
 
     @property
     def is_calm(self) -> bool:
-        """Whether the next plan moves nothing and evicts nobody, who is in flight included."""
+        """Whether the next plan evicts nobody, who is in flight included, and restores nothing.
+
+        It may copy the end of a prompt for a fork: nobody in flight writes to that.
+        """
         needed = 0
         for entry in self.entries.values():
             if entry.state is RequestState.OFFLOADED or entry.table.away:

@@ -61,7 +61,10 @@ class Run:
             self.land()
         plan = scheduler.plan()
         if self.flight:
-            assert not (plan.moves or plan.interrupted or plan.failed or plan.cooled)
+            assert not (plan.interrupted or plan.failed or plan.cooled)
+            # A fork copies the end of a prompt behind the pass that runs, on the same stream.
+            assert all(move.kind == "copy" for move in plan.moves)
+            assert len(plan.moves) <= len(plan.forks)
             away = {name for name, _ in self.flight} & set(scheduler.entries)
             assert away <= set(plan.idle)
             assert not away & {child for child, _ in plan.forks}
