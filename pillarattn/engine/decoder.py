@@ -144,7 +144,8 @@ class RequestDecoder:
     def can_wait(self) -> bool:
         """Whether its next pass can begin before anybody knows what this one drew."""
         is_drawn = self._kind is not None and self._kind.threshold is None
-        return is_drawn and not self.proposes and not self.keys.refreshes
+        # Without drafts each pass is a verify pass, after which it would idle.
+        return self.k > 0 and is_drawn and not self.proposes and not self.keys.refreshes
 
     @property
     def in_part(self) -> bool:

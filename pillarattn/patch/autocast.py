@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -16,6 +17,13 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
+
+
+def outside(kind: str) -> AbstractContextManager[None]:
+    """Leave an autocast block for a while: what is tried there is the model, not its rounding."""
+    if autocast_dtype(kind) is None:
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def carried(kind: str, call: Callable[[], T]) -> Callable[[], T]:

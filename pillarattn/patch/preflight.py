@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.errors import PillarError, UnsupportedModelError
+from pillarattn.patch.autocast import outside
 from pillarattn.patch.compat import PreTrainedModel
 from pillarattn.patch.preflight_passes import (
     BLOCK,
@@ -59,7 +60,7 @@ def preflight(model: PreTrainedModel, record: PatchRecord) -> None:
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.train(False)
-        with torch.no_grad(), record.own_code.active(model):
+        with torch.no_grad(), outside(device.type), record.own_code.active(model):
             ids = _random_ids(model, device)
             plain = _guarded(model, lambda: plain_steps(model, ids))
             if record.dense_reason is None:

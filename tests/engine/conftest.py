@@ -70,6 +70,19 @@ def engine(models):
     return build
 
 
+@pytest.fixture
+def delayed(engine):
+    """Return `delayed(**changes)`: an engine that looks at a pass while the next one runs."""
+
+    def build(*arguments, **changes):
+        run = engine(*arguments, delayed_verification=True, **changes)
+        # As on a GPU: requests share one call a layer, over buffers.
+        run.runner.uses_buffers = True
+        return run
+
+    return build
+
+
 class Letters:
     """A tokenizer of one character a token."""
 

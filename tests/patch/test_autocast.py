@@ -43,6 +43,13 @@ def test_generate(pair, prompt, drafting, family):
         assert report.first_difference.logit_gap <= allowed
 
 
+def test_a_model_is_tried_by_itself_when_it_is_patched_in_a_block(tiny_model):
+    model = tiny_model("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        pillarattn.patch(model)
+    assert model.pillarattn_record.dense_reason is None
+
+
 def test_the_cache_keeps_what_attention_reads(pair, prompt, drafting):
     _, patched = pair("llama")
     cache = pillarattn.PillarCache()
