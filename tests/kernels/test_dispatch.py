@@ -109,6 +109,7 @@ def test_every_op_has_a_reference() -> None:
         "draft_attention",
         "forecast_mass",
         "forecast_moments",
+        "gumbel_argmax",
         "kv_append",
         "mixed_attention",
         "paged_row_scores",

@@ -358,10 +358,10 @@ def test_a_step_that_fails_in_a_stream_is_told_to_its_client(engine):
     app = create_app(engine, "tiny")
     original, sent = engine.runner.run, []
 
-    def sometimes(segments):
+    def sometimes(segments, ahead=None):
         if engine.stats.steps >= 3:
             raise MemoryError("out of memory")
-        return original(segments)
+        return original(segments, ahead)
 
     engine.runner.run = sometimes
     body = {"prompt": PROMPT, "max_tokens": 40, "stream": True, "k": 0, "temperature": 0}
