@@ -240,6 +240,8 @@ def _as_pool(query: Tensor, layer: PagedLayer) -> Tensor:
     """
     assert layer.key_buffer is not None
     dtype = layer.key_buffer.dtype
+    if query.dtype == dtype:
+        return query
     if torch.promote_types(query.dtype, dtype) != dtype:
         raise ValueError(
             f"the engine's pool holds {dtype} and the model computes with {query.dtype}: an engine "
