@@ -140,19 +140,9 @@ class PackedAttention:
         check_layer(layer, self.model_name)
         step.visited.append(layer_index)
         layer.window = options.window
-        attended = self._attend(_as_pool(query, layer), layer, step, layer_index, options)
-        return attended.to(query.dtype)
-
-    def _attend(
-        self,
-        query: Tensor,
-        layer: PagedLayer,
-        step: PackedStep | MixedStep,
-        layer_index: int,
-        options: AttentionOptions,
-    ) -> Tensor:
+        dtype, query = query.dtype, _as_pool(query, layer)
         if isinstance(step, MixedStep):
-            return step.attend(query, layer, layer_index, options, self.kernels)
+            return step.attend(query, layer, layer_index, options, self.kernels).to(dtype)
         assert layer.value_buffer is not None
         heads, width = query.shape[1], layer.value_buffer.shape[2]
         out = query.new_empty(1, heads, step.rows, width)
@@ -162,7 +152,7 @@ class PackedAttention:
         for at, segment in step.blocks:
             place = slice(at, at + len(segment.tokens))
             out[:, :, place] = self._block(query[:, :, place], layer, segment, layer_index, options)
-        return out
+        return out.to(dtype)
 
     def _block(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pillarattn.datatypes import on_device
 from pillarattn.engine.batched_draws import PendingDraws
 from pillarattn.engine.cuda_graph import GraphedPasses
 from pillarattn.engine.fused_passes import FusedPasses
@@ -224,7 +225,7 @@ class ModelRunner:
         self, step: PackedStep | MixedStep, inputs: dict[str, Tensor], kept: list[int]
     ) -> Tensor:
         """Run a pass and return the logits of some of its rows, `[len(kept), V]` fp32."""
-        index = torch.tensor(kept, dtype=torch.int64, device=self.device)
+        index = on_device(kept, self.device)
         if not self._takes_logits_to_keep:
             return self._forward(step, inputs)[index].float()
         # A model may want at least one.

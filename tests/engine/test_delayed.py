@@ -204,3 +204,13 @@ def test_lockstep_keeps_in_step_with_those_who_come_late(delayed, prompts):
         run.step()
         groups |= {len(run.last_plan.verifies)}
     assert groups == {0, 6}
+
+
+def test_plain_decoding_does_not_idle(delayed, engine, prompts):
+    """Each of its passes is a verify pass, and would be followed by an empty step."""
+    steps = []
+    for run in (delayed(k=0), engine(k=0)):
+        run.generate(prompts, GREEDY)
+        steps.append(run.stats.steps)
+        assert run.stats.idle == 0
+    assert steps[0] == steps[1]
