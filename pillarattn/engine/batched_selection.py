@@ -51,7 +51,7 @@ class BatchedSelection:
     def __init__(self, selector: Selector, cache: PagedCache, device: torch.device) -> None:
         self._selector = TextSelector.like(selector)
         self._device = device
-        self._view = RequestView(cache, reads_keys=False)
+        self._view = RequestView(cache, device, reads_keys=False)
 
     @property
     def is_possible(self) -> bool:

@@ -283,5 +283,5 @@ class RequestDecoder:
         view, end = self.keys.view, start + len(tokens)
         return Segment(
             self.request.id, phase, tokens, start, view,
-            lambda: view.place(table, self.device, holes=holes)[:end], holes=holes, table=table,
+            lambda: view.place(table, holes=holes)[:end], holes=holes, table=table,
         )  # fmt: skip

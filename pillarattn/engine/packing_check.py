@@ -54,7 +54,7 @@ class PackingCheck:
             cache: the pool, of 32 slots or more in blocks of 1.
             run: runs a pass over it.
         """
-        view, gaps = RequestView(cache, reads_keys=False), []
+        view, gaps = RequestView(cache, self._spans[0].device, reads_keys=False), []
         for begin, end in ((0, 4), (4, 9)):
             segments = [
                 Segment(str(i), Phase.VERIFY, t[begin:end], begin, view, span[: min(end, len(t))],

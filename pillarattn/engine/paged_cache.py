@@ -193,19 +193,21 @@ class RequestView:
 
     Args:
         cache: the pool.
+        device: where it is.
         reads_keys: whether somebody looks at keys or values; if not, views are empty and free.
     """
 
-    def __init__(self, cache: PagedCache, *, reads_keys: bool) -> None:
+    def __init__(self, cache: PagedCache, device: torch.device, *, reads_keys: bool) -> None:
         self.cache = cache
         self.reads_keys = reads_keys
         self.layers: list[RequestLayer] = []
-        self.slots = torch.zeros(0, dtype=torch.int64)
-        self.lengths = RowLengths([0], "cpu")
+        self.device = device
+        self.slots = torch.zeros(0, dtype=torch.int64, device=device)
+        self.lengths = RowLengths([0], device)
         self._version = -1
         self._has_holes = False
 
-    def place(self, table: BlockTable, device: torch.device, *, holes: bool = False) -> Tensor:
+    def place(self, table: BlockTable, *, holes: bool = False) -> Tensor:
         """Return the slots of the request's tokens in logical order, as the table has them now.
 
         With `holes`, -1 stands for those on the host; else they must all be here.
@@ -214,7 +216,7 @@ class RequestView:
             blocks = [-1 if block is None else block for block in table.device]
             # A block of -1 has only negative slots.
             slots = block_slots(blocks, self.cache.block_size).clamp_min(-1)
-            self.slots, self._version = slots.to(device), table.version
+            self.slots, self._version = slots.to(self.device), table.version
             self._has_holes = -1 in blocks
         if self._has_holes and not holes:
             table.resident()
@@ -222,8 +224,7 @@ class RequestView:
 
     def set_length(self, tokens: int) -> None:
         """Say how many tokens are committed; layers that were met meanwhile join."""
-        device = self.slots.device
-        self.lengths = RowLengths([tokens], device)
+        self.lengths = RowLengths([tokens], self.device)
         while len(self.layers) < len(self.cache.layers):
             self.layers.append(RequestLayer(self, self.cache.layers[len(self.layers)]))
 

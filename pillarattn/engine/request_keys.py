@@ -47,7 +47,8 @@ class RequestKeys:
         strategy = selector.strategy
         self.selects, self.device = selects, device
         self.refreshes = strategy.refresh == "step"
-        self.view = RequestView(cache, reads_keys=strategy.needs_keys or strategy.needs_values)
+        reads_keys = strategy.needs_keys or strategy.needs_values
+        self.view = RequestView(cache, device, reads_keys=reads_keys)
         seed_rows = (strategy.seed_rows or k + 1) if selects else 0
         self.seeds = StepState(Phase.PREFILL, seed_rows=seed_rows)
         self._selector, self._share, self._s = selector, share, selector.budget.s
@@ -94,7 +95,7 @@ class RequestKeys:
         self._layers = frozenset(self._selector.sparse_layers(view))
         if self.selects and all(i in self.seeds.seeds for i in self._layers):
             view.reads_keys, kept = True, view.reads_keys
-            view.place(self.table, self.device)
+            view.place(self.table)
             self.selections = self._selector.seed(view, self.seeds.seeds, tokens=self._tokens(text))
             view.reads_keys = kept
         self.forget_seeds()
@@ -116,7 +117,7 @@ class RequestKeys:
         assert self._scores is not None
         view: Any = self.view
         if view.reads_keys:
-            view.place(self.table, self.device)
+            view.place(self.table)
         view.set_length(self._length)
         self.selections = self._selector.select(
             view, self._scores, emitted=[self._emitted], tokens=self._tokens(text)

@@ -36,7 +36,7 @@ def test_rows_of_requests_do_not_see_each_other(models):
     texts = [torch.randint(1, 97, (n,), generator=generator).tolist() for n in (12, 9, 7)]
     slots = torch.randperm(64, generator=generator)
     places = [slots[:12], slots[20:29], slots[40:47]]
-    view = RequestView(run.cache, reads_keys=False)
+    view = RequestView(run.cache, run.device, reads_keys=False)
 
     def part(i, begin, end, phase=Phase.VERIFY):
         return Segment(

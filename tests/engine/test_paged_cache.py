@@ -9,6 +9,8 @@ from pillarattn.engine.block_pool import BlockPool
 from pillarattn.engine.block_table import BlockTable, Move
 from pillarattn.engine.paged_cache import PagedCache, RequestView, block_slots
 
+CPU = torch.device("cpu")
+
 
 def test_a_view_reads_its_request_in_logical_order():
     """Blocks in any order; copies only where somebody looks at keys."""
@@ -18,8 +20,8 @@ def test_a_view_reads_its_request_in_logical_order():
     cache.update(keys, values, 0)
     cache.update(keys + 1, values + 1, 1)
     table = BlockTable([4, 0, 2], [None] * 3)
-    view = RequestView(cache, reads_keys=True)
-    slots = view.place(table, torch.device("cpu"))
+    view = RequestView(cache, CPU, reads_keys=True)
+    slots = view.place(table)
     assert slots.tolist() == [*range(64, 80), *range(16), *range(32, 48)]
     view.set_length(37)
     read, _ = view.layers[1].views()
@@ -33,17 +35,26 @@ def test_a_view_follows_its_table_and_refuses_what_is_away():
     cache = PagedCache(slots=96, host_slots=32, block_size=16, attention=None)
     pool, host, table = BlockPool(6, 16), BlockPool(2, 16, name="host"), BlockTable()
     table.reserve(pool, 40)
-    view = RequestView(cache, reads_keys=False)
-    before = view.place(table, torch.device("cpu")).tolist()
-    assert view.place(table, torch.device("cpu")) is view.slots
+    view = RequestView(cache, CPU, reads_keys=False)
+    before = view.place(table).tolist()
+    assert view.place(table) is view.slots
     table.move_out(pool, host, [1], "a")
     with pytest.raises(RuntimeError, match="on the host"):
-        view.place(table, torch.device("cpu"))
+        view.place(table)
     pool.allocate(1)
     table.move_in(pool, host, [1], "a")
-    after = view.place(table, torch.device("cpu")).tolist()
+    after = view.place(table).tolist()
     assert after != before
     assert after[:16] == before[:16]
+
+
+def test_a_views_lengths_are_where_the_pool_is_before_its_slots_are_looked_up():
+    """Scores of a prompt's last queries are chosen by before anybody asks for slots."""
+    cache = PagedCache(slots=16, host_slots=0, block_size=16, attention=None)
+    view = RequestView(cache, torch.device("meta"), reads_keys=False)
+    assert view.lengths.tensor.is_meta and view.slots.is_meta
+    view.set_length(3)
+    assert view.lengths.tensor.is_meta
 
 
 def test_blocks_move_to_the_host_and_back_and_are_copied():

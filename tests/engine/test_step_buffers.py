@@ -26,7 +26,7 @@ def runner(models):
 def segment(runner, name, tokens, *, first=0, start=0, phase=Phase.VERIFY):
     """Return rows of a request whose slots begin at `first`."""
     slots = torch.arange(first, first + start + tokens)
-    view = RequestView(runner.cache, reads_keys=False)
+    view = RequestView(runner.cache, runner.device, reads_keys=False)
     return Segment(name, phase, list(range(1, tokens + 1)), start, view, slots, keep=tokens)
 
 
