@@ -98,7 +98,6 @@ class GraphedPasses:
     def close(self) -> None:
         """Free the recordings."""
         self._kept.clear()
-        self._recorder.renew()
 
     def _record(self, held: Recording, play: Callable[[], Tensor]) -> None:
         def kept() -> None:

@@ -211,7 +211,6 @@ class CapturedPasses:
     def close(self) -> None:
         """Free the recordings."""
         self._kept.clear()
-        self._recorder.renew()
 
     def _key(self, inputs: dict[str, Any], step: StepState, width: int) -> Any:
         """Return what a recording can be shared by, or None where the pass has no fixed shape."""
@@ -294,8 +293,6 @@ class CapturedPasses:
 
     def _record(self, recording: Recording) -> Callable[[], None]:
         """Record the pass and return its replay."""
-        if all(other.replay is None for other in self._kept.values()):
-            self._recorder.renew()
         return self._recorder.record(lambda: self._play(recording), recording.live.device)
 
     def _hand_over(
