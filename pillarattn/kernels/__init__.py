@@ -3,6 +3,7 @@
 from pillarattn.kernels.draft_attention import draft_attention
 from pillarattn.kernels.gumbel_argmax import gumbel_argmax
 from pillarattn.kernels.key_forecast import forecast_mass, forecast_moments
+from pillarattn.kernels.keyed_rejection import keyed_rejection
 from pillarattn.kernels.kv_append import kv_append
 from pillarattn.kernels.layer_ops import add_rms_norm, rotary_write, silu_mul
 from pillarattn.kernels.mixed_attention import mixed_attention
@@ -25,6 +26,7 @@ __all__ = [
     "forecast_mass",
     "forecast_moments",
     "gumbel_argmax",
+    "keyed_rejection",
     "kv_append",
     "mixed_attention",
     "paged_row_scores",

@@ -21,6 +21,7 @@ from pillarattn.kernels.gumbel_argmax import triton_kernel as gumbel
 from pillarattn.kernels.gumbel_argmax.noise import LN2, MIDDLE, SERIES
 from pillarattn.kernels.key_forecast import launch as key_forecast
 from pillarattn.kernels.key_forecast.features import FEATURES
+from pillarattn.kernels.keyed_rejection import triton_kernel as keyed
 from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
 from pillarattn.kernels.mixed_attention import launch as mixed
 from pillarattn.kernels.pool_layers import launch as pooling
@@ -36,7 +37,7 @@ SHARED_BYTES = 227 * 1024
 # says nothing where it cannot queue them, and the kernel then takes twice as long.
 QUEUED_LOOPS = {"mixed_kernel": 2}
 # Kernels whose fp64 must be the reference's bit for bit: a fused product and sum is rounded once.
-UNFUSED = {"_choose_kernel"}
+UNFUSED = {"_choose_kernel", "_keyed_race_kernel"}
 # What its constants would be if Triton took them for fp32, as it does in comparisons.
 _AS_FP32 = {c: struct.unpack("f", struct.pack("f", c))[0] for c in (LN2, MIDDLE, *SERIES)}
 ROUNDED = {f"0d{struct.pack('>d', r).hex().upper()}" for c, r in _AS_FP32.items() if r != c}
@@ -188,6 +189,15 @@ def rejection_sample(*, batch: int, k: int, size: int, dtype: torch.dtype, ragge
     )  # fmt: skip
 
 
+def keyed_rejection(*, rows: int, drafts: int, longest: int, size: int, has_laws: bool) -> None:
+    """Compile with and without draft laws."""
+    keyed.keyed_rejection(
+        torch.zeros(rows, size), torch.ones(rows - drafts, 4, dtype=torch.int64),
+        places=torch.zeros(rows, dtype=torch.int64), drafted=torch.zeros(drafts, dtype=torch.int64),
+        laws=torch.zeros(drafts, size) if has_laws else None, longest=longest,
+    )  # fmt: skip
+
+
 CASES: dict[str, Callable[[], None]] = {
     "mixed": lambda: mixed_attention(batch=3, rows=9, heads=32, kv_heads=8, dim=128),
     "mixed ones": lambda: mixed_attention(batch=1, rows=1, heads=1, kv_heads=1, block=1),
@@ -212,6 +222,9 @@ CASES: dict[str, Callable[[], None]] = {
     "rejection half": lambda: rejection_sample(batch=3, k=5, size=50257, dtype=BF16, ragged=False),
     "rejection ones": lambda: rejection_sample(batch=1, k=1, size=1, dtype=FP32, ragged=True),
     "rejection none": lambda: rejection_sample(batch=1, k=0, size=9, dtype=FP32, ragged=False),
+    "keyed": lambda: keyed_rejection(rows=12, drafts=9, longest=8, size=151936, has_laws=True),
+    "keyed ones": lambda: keyed_rejection(rows=2, drafts=1, longest=1, size=1, has_laws=False),
+    "keyed none": lambda: keyed_rejection(rows=1, drafts=0, longest=0, size=9, has_laws=True),
     "layers": lambda: layers(rows=4, heads=32, kv_heads=8, dim=128, normed=True),
     "layers ones": lambda: layers(rows=1, heads=1, kv_heads=1, dim=2, normed=False),
 }  # fmt: skip

@@ -110,6 +110,7 @@ def test_every_op_has_a_reference() -> None:
         "forecast_mass",
         "forecast_moments",
         "gumbel_argmax",
+        "keyed_rejection",
         "kv_append",
         "mixed_attention",
         "paged_row_scores",

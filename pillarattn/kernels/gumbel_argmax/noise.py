@@ -83,17 +83,31 @@ def scores(logits: Tensor, tokens: Tensor, words: Tensor) -> Tensor:
         tokens: `[N]` int64.
         words: `[N, 4]` int32, each token's row of `row_words`.
     """
+    exponent, rest = _split(exponentials(tokens, words))
+    return logits.double() - (exponent * LN2 + _log_near_one(rest))
+
+
+def uniforms(tokens: Tensor, words: Tensor) -> Tensor:
+    """Return uniform numbers of tokens under their keys, fp64 in (0, 1).
+
+    Args:
+        tokens: `[N]` int64.
+        words: `[N, 4]` int32, each token's row of `row_words`.
+    """
     spread = tokens.to(torch.int32) * SPREAD
     high, low = token_words(spread, words.T[0::2], words.T[1::2]).double()
     uniform = high * 2.0**-WORD_BITS + (low + 0.5) * 4.0**-WORD_BITS
-    uniform = uniform.clamp_max(LARGEST_UNIFORM)
-    # -log(1 - u): a small u is not taken from 1, since small exponentials are what wins.
+    return uniform.clamp_max(LARGEST_UNIFORM)
+
+
+def exponentials(tokens: Tensor, words: Tensor) -> Tensor:
+    """Return -log(1 - u) of `uniforms`, fp64."""
+    uniform = uniforms(tokens, words)
+    # A small u is not taken from 1, since small exponentials are what wins.
     small = uniform < 0.25
     exponent, rest = _split(1.0 - uniform)
     exponent, rest = exponent.masked_fill_(small, 0.0), torch.where(small, -uniform, rest)
-    exponential = -(exponent * LN2 + _log_near_one(rest))
-    exponent, rest = _split(exponential)
-    return logits.double() - (exponent * LN2 + _log_near_one(rest))
+    return -(exponent * LN2 + _log_near_one(rest))
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -79,17 +79,27 @@ def _split(x):
 
 
 @triton.jit
-def _scores(x, tokens, key):
-    """Return logits plus noise, fp64: bit for bit what `noise.scores` does."""
+def _uniforms(tokens, key):
+    """Return uniform numbers, fp64: bit for bit what `noise.uniforms` does."""
     high = _words(tokens, key).to(tl.float64)
     low = _words(tokens, _mixed_key(key + _GOLDEN)).to(tl.float64)
     uniform = high * (2.0**-31) + (low + 0.5) * (2.0**-62)
-    uniform = tl.where(uniform < 1.0, uniform, _LARGEST_UNIFORM)
+    return tl.where(uniform < 1.0, uniform, _LARGEST_UNIFORM)
+
+
+@triton.jit
+def _exponentials(tokens, key):
+    uniform = _uniforms(tokens, key)
     small = uniform < 0.25
     exponent, rest = _split(1.0 - uniform)
     exponent, rest = tl.where(small, 0.0, exponent), tl.where(small, -uniform, rest)
-    exponential = -(exponent * _LN2 + _log_near_one(rest))
-    exponent, rest = _split(exponential)
+    return -(exponent * _LN2 + _log_near_one(rest))
+
+
+@triton.jit
+def _scores(x, tokens, key):
+    """Return logits plus noise, fp64: bit for bit what `noise.scores` does."""
+    exponent, rest = _split(_exponentials(tokens, key))
     return x.to(tl.float64) - (exponent * _LN2 + _log_near_one(rest))
 
 

@@ -10,6 +10,12 @@ from torch import Tensor
 from pillarattn.kernels.block_sizes import padded
 
 
+# More than run at once: those that wait take up what the items' lengths leave uneven.
+PROGRAMS = 8
+# Keys and values of narrow heads, up to this, come faster by many small programs.
+NARROW = 64
+
+
 @dataclass(frozen=True)
 class MixedTiles:
     """Sizes of one launch.
@@ -20,7 +26,7 @@ class MixedTiles:
         block_keys: keys a step.
         split: places of a reading list that one item covers, a multiple of `block_keys`. Splits
             begin at its multiples whatever else is in the batch.
-        programs: programs that walk the work list; None is two for each multiprocessor.
+        programs: programs that walk the work list; None is `PROGRAMS` for each multiprocessor.
         warps, stages: per program, and depth of the load pipeline.
     """
 
@@ -39,6 +45,12 @@ def default_tiles(query: Tensor, key_pool: Tensor, value_pool: Tensor) -> MixedT
         # fp32 products run without matrix units: large tiles only take registers.
         return MixedTiles(block_rows=16, block_keys=16, stages=2)
     widest = max(padded(key_pool.shape[2]), padded(value_pool.shape[2]))
+    if widest <= NARROW:
+        # One in nine requests of the unified schedule verifies nine rows; of up to three heads a
+        # KV head, 32 packed rows hold them.
+        group = query.shape[1] // key_pool.shape[1]
+        rows = 32 if group <= 3 else 64
+        return MixedTiles(block_rows=rows, block_keys=64, split=512, warps=2, stages=3)
     step = widest * key_pool.element_size() * 2
     # Two programs share a multiprocessor's 227 KB; queries take their part. Fewer stages than
     # three overlap nothing: the next keys are asked for when the last ones have been used.
@@ -54,4 +66,4 @@ def programs_of(tiles: MixedTiles, device: torch.device) -> int:
         return tiles.programs
     if device.type != "cuda":
         return 4
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+    return PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count

@@ -70,7 +70,9 @@ def make_work_list(
         packed <= tiles.few_rows, packed.clamp_max(1), -(-packed // tiles.block_rows)
     )
     sizes = (splits * blocks).flatten()
-    order = places.clamp_max(tiles.split).flatten().argsort(descending=True, stable=True)
+    # Short keys: a radix sort takes a pass over them for each few bits.
+    longest = places.clamp_max(min(tiles.split, 2**15 - 1)).to(torch.int16)
+    order = longest.flatten().argsort(descending=True, stable=True)
     ends = sizes[order].cumsum(0)
     starts = torch.empty(batch * kv_heads + 1, dtype=torch.int32, device=lengths.device)
     starts[order] = (ends - sizes[order]).to(torch.int32)
