@@ -34,6 +34,6 @@ def rounds(lengths, size, *, kept=1.0, spare=3):
         table.append([first, length + 1, seed, 2**33 + number])
         first += length + 1
     return {
-        "probs": probs, "rounds": torch.tensor(table, dtype=torch.int64).view(-1, 4), "places": places,
-        "drafted": drafted, "laws": store, "longest": max(lengths, default=0),
+        "probs": probs, "rounds": torch.tensor(table, dtype=torch.int64).view(-1, 4),
+        "places": places, "drafted": drafted, "laws": store, "longest": max(lengths, default=0),
     }  # fmt: skip
