@@ -59,6 +59,16 @@ class GraphedPasses:
         self._proven: set[Hashable] = set()
         self._recorder = GraphRecorder()
 
+    @property
+    def is_active(self) -> bool:
+        """Whether passes are recorded and replayed."""
+        return self.is_on and self.reason is None
+
+    def has_recorded(self, kind: Hashable, generation: int) -> bool:
+        """Whether a pass of a kind would be replayed."""
+        held = self._kept.get(kind) if generation == self._generation else None
+        return held is not None and held.replay is not None
+
     def run(
         self, kind: Hashable, generation: int, play: Callable[[], Tensor], *, live: int
     ) -> Tensor:
@@ -71,7 +81,7 @@ class GraphedPasses:
             live: rows that count; those of nobody share one block, and no two passes agree on what
                 the last of them wrote there.
         """
-        if not self.is_on or self.reason is not None:
+        if not self.is_active:
             return play()
         if generation != self._generation or (kind not in self._kept and len(self._kept) >= MOST):
             self.close()
