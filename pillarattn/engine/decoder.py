@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 from pillarattn.datatypes import Draft, Phase, on_device
 from pillarattn.decoding.drafters.ngram import NgramDrafter, look_up
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
-from pillarattn.engine.batched_draws import Drawn, DrawRows, draw_kind
+from pillarattn.engine.batched_draws import DrawKind, Drawn, DrawRows, draw_kind
 from pillarattn.engine.block_table import BlockTable
+from pillarattn.engine.draft_laws import DraftLaws, OwnLaws
+from pillarattn.engine.own_noise import OwnRejection
 from pillarattn.engine.packed_pass import PENDING, Segment
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.request import Request
@@ -32,6 +35,7 @@ class RequestDecoder:
         cache: the pool.
         device: where the model is.
         stop: says where the output ends.
+        laws: where requests keep what their drafts were drawn from; None: one of its own.
 
     Attributes:
         text: its tokens.
@@ -48,6 +52,7 @@ class RequestDecoder:
         *,
         device: torch.device,
         stop: StopCheck,
+        laws: DraftLaws | None = None,
     ) -> None:
         params = request.params
         self.request, self.device, self.stop = request, device, stop
@@ -58,9 +63,12 @@ class RequestDecoder:
             processors_of(params, prompt_length=len(request.prompt)), self._dead_ends
         )
         self._rule, self._length = rule_of(params), generator.new_draft_length()
-        self._kind = draw_kind(params, self._length)
         drafter = generator.new_drafter()
         self._lookup = drafter if isinstance(drafter, NgramDrafter) else None
+        self._rejection = self._rule if isinstance(self._rule, OwnRejection) else None
+        looks_up = self._lookup is not None and self._rejection is not None
+        # Drafts from the text were drawn from no law.
+        self._kind = None if looks_up else draw_kind(params, self._length)
         self.keys = RequestKeys(
             cache, generator.new_selector(), generator.new_draft_share(),
             selects=bool(self.k) and self._lookup is None, k=self.k, device=device,
@@ -68,8 +76,10 @@ class RequestDecoder:
         self._drafts: list[int] = []
         # Drafts after those, which the device has drawn and nobody has looked at.
         self.pending = 0
+        # The last draft's row, while the round goes on.
+        self._drafting: Segment | None = None
         # What each draft was drawn from, where the rule needs it.
-        self._laws: list[Tensor] = []
+        self._laws = OwnLaws(DraftLaws() if laws is None else laws, self.k)
         self.measures_heat = False
         self.heat: tuple[float, ...] = ()
 
@@ -85,7 +95,12 @@ class RequestDecoder:
 
     def forget_drafts(self) -> None:
         """Start the round again; the next draft is the first one."""
-        self._drafts, self._laws = [], []
+        self._drafts, self._drafting = [], None
+        self._laws.forget()
+
+    def leave(self) -> None:
+        """Give back what it holds of others'; nothing is asked of it any more."""
+        self._laws.leave()
 
     def prefill(self, table: BlockTable, start: int, tokens: int, *, emits: bool) -> Segment:
         """Return the rows of a chunk of the text."""
@@ -97,10 +112,21 @@ class RequestDecoder:
         return segment
 
     def draft_row(self, table: BlockTable) -> Segment:
-        """Return the row of the round's next draft: its newest token, over the selected keys."""
-        tokens = self._round_tokens()
-        at = self.length + len(tokens) - 2
-        segment = self._segment(Phase.DRAFT, tokens[-1:], at, table)
+        """Return the row of the round's next draft: its newest token, over the selected keys.
+
+        Holds until the next one is asked for: a round's drafts differ in token and position alone.
+        """
+        done = len(self._drafts)
+        if self.pending:
+            token = PENDING
+        else:
+            token = self._drafts[-1] if done else self.text.newest
+        at = self.text.length + done + self.pending - 1
+        segment = self._drafting
+        if segment is not None and segment.table is table and not (segment.holes or table.away):
+            segment.tokens, segment.start = [token], at
+            return segment
+        segment = self._drafting = self._segment(Phase.DRAFT, [token], at, table)
         segment.keep = 1
         self.keys.read_draft(segment)
         return segment
@@ -123,9 +149,24 @@ class RequestDecoder:
         """
         if self._kind is None:
             return None
+        if self._rejection is not None:
+            return self._rejection_rows(self._kind, phase, first, count)
         ahead = len(self._drafts) + self.pending if phase is Phase.DRAFT else 0
         step = len(self.request.output) + ahead
         return DrawRows(self.request.id, self._kind, first, count, self.request.params.seed, step)
+
+    def _rejection_rows(self, kind: DrawKind, phase: Phase, first: int, count: int) -> DrawRows:
+        """Return rows of a kind that rejects, with the number of the draw, drafts ahead counted."""
+        own, laws, is_draft = self._rejection, self._laws, phase is Phase.DRAFT
+        assert own is not None
+        if is_draft:
+            number = own.drafts + self.pending
+            places = [laws.row(len(self._drafts) + self.pending)]
+        else:
+            number, places = own.verdicts, laws.rows[: count - 1]
+        return DrawRows(
+            self.request.id, kind, first, count, own.key, number, laws.store, places, is_draft
+        )
 
     def first_token(self, found: Tensor | Drawn) -> list[int]:
         """Take the token after the prompt; choose the first round's keys.
@@ -186,13 +227,15 @@ class RequestDecoder:
         if isinstance(found, Drawn):
             # Where no token is possible, any will do: no rule accepts it.
             self._add(max(0, found.tokens[0]))
+            if self._rejection is not None:
+                self._rejection.drafts += 1
             return found.goes_on
         at = len(self._drafts)
         logits = self._processed(self.length + at, found)
         token, law = self._rule.draw(logits[:, 0], [self.length + at - self.text.prompt_length])
         self._add(int(token))
         if law is not None:
-            self._laws.append(law)
+            self._laws.put(at, token, law)
         sure = self._length.goes_on(logits[:, 0])
         return sure is None or bool(sure)
 
@@ -237,15 +280,15 @@ class RequestDecoder:
         """Return the drafts that stand and the token after them, -1 where none is possible."""
         drafts = self._drafts
         if isinstance(found, Drawn):
+            if found.accepted is not None and self._rejection is not None:
+                self._rejection.verdicts += 1
+                return [*drafts[: found.accepted], *found.tokens]
             targets, stands = found.tokens, 0
             while stands < len(drafts) and drafts[stands] == targets[stands]:
                 stands += 1
             return targets[: stands + 1]
         logits = self._processed(self.length, found)
-        draft = Draft(
-            on_device([drafts], found.device),
-            torch.stack(self._laws, dim=1) if self._laws and drafts else None,
-        )
+        draft = Draft(on_device([drafts], found.device), self._laws.read(len(drafts), found))
         step = self.length - self.text.prompt_length
         verdict = self._rule.judge(draft, logits, [step])
         return [*drafts[: verdict.accepted[0]], int(verdict.next_tokens)]
@@ -280,8 +323,8 @@ class RequestDecoder:
         if not holes and table.away:
             table.resident()
         self.keys.table = table
-        view, end = self.keys.view, start + len(tokens)
+        view = self.keys.view
         return Segment(
-            self.request.id, phase, tokens, start, view,
-            lambda: view.place(table, holes=holes)[:end], holes=holes, table=table,
+            self.request.id, phase, tokens, start, view, partial(view.place, table, holes=holes),
+            holes=holes, table=table,
         )  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,24 +19,20 @@ if TYPE_CHECKING:
     from pillarattn.engine.step_buffers import StepBuffers
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A request's rows in a pass.
 
     Attributes:
         segment: the request's.
         at: its first row.
+        end: past its last one.
         place: where its row scores go; None: nowhere.
     """
 
     segment: Segment
     at: int
+    end: int
     place: int | None
-
-    @property
-    def end(self) -> int:
-        """Past its last row."""
-        return self.at + len(self.segment.tokens)
 
 
 class MixedStep:
@@ -50,27 +45,22 @@ class MixedStep:
         buffers: loaded.
         parts: the requests, in the order of the segments.
         rows: of the pass, those of nobody included.
+        is_steady: as the function of that name says.
     """
 
     # Not a prefill: attention never goes to the model's own function.
     phase = Phase.VERIFY
 
-    def __init__(self, buffers: StepBuffers, parts: list[Part], rows: int) -> None:
-        self.buffers, self.parts, self.rows = buffers, parts, rows
+    def __init__(
+        self, buffers: StepBuffers, parts: list[Part], rows: int, *, is_steady: bool
+    ) -> None:
+        self.buffers, self.parts, self.rows, self.is_steady = buffers, parts, rows, is_steady
         self.visited: list[int] = []
         self.slots = buffers.named["slots"][:rows]
         self.is_scored = any(part.place is not None for part in parts)
         self.side = buffers.side if self.is_scored else 0
         self.scores = buffers.scores
         self._shared: dict[Any, Any] = {}
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether nobody reads a prompt: all logits are wanted, as in many other passes."""
-        return all(
-            part.segment.seeds is None and part.segment.keep == len(part.segment.tokens)
-            for part in self.parts
-        )
 
     @property
     def kind(self) -> tuple[int, bool, int]:
@@ -183,3 +173,8 @@ class MixedStep:
             "indices": chosen[0], "counts": chosen[1], "slots": chosen[2], "work": work,
             "tail_start": named["tail_start"],
         }  # fmt: skip
+
+
+def is_steady(segments: list[Segment]) -> bool:
+    """Whether nobody reads a prompt in a pass: all logits are wanted, as in many other passes."""
+    return all(s.seeds is None and s.keep == len(s.tokens) for s in segments)

@@ -28,7 +28,7 @@ from pillarattn.modules.step import AttentionOptions, StepState
 PENDING = -1
 
 
-@dataclass
+@dataclass(slots=True)
 class Segment:
     """The rows of one request in a pass.
 
@@ -38,8 +38,8 @@ class Segment:
         tokens: token ids, one a row; the last one may be `PENDING`.
         start: position of the first one in the request.
         view: the request's part of the pool.
-        placed: `[start + len(tokens)]`, where its tokens lie, in logical order, or what returns
-            that, for passes that need it.
+        placed: where its tokens lie, in logical order, as many as there are blocks for, or what
+            returns that, for passes that need it.
         selections: keys that a draft reads, by layer; an absent layer reads all it sees.
         tail_start: tokens when they were chosen, if the host knows.
         selector: chooses keys from the draft's own query, where the strategy does so.
@@ -78,9 +78,8 @@ class Segment:
     @property
     def slots(self) -> Tensor:
         """Where its tokens lie, on the device."""
-        if not isinstance(self.placed, Tensor):
-            self.placed = self.placed()
-        return self.placed
+        placed = self.placed if isinstance(self.placed, Tensor) else self.placed()
+        return placed[: self.length]
 
 
 class PackedStep:

@@ -14,15 +14,15 @@ from torch import Tensor
 from pillarattn.datatypes import Phase, Selection, on_device
 from pillarattn.engine.batched_draws import PendingDraws
 from pillarattn.engine.block_table import BlockTable
-from pillarattn.engine.mixed_step import MixedStep, Part
+from pillarattn.engine.mixed_step import MixedStep, Part, is_steady
 from pillarattn.engine.packed_pass import PENDING, Segment
 from pillarattn.engine.paged_cache import PagedCache
+from pillarattn.engine.row_buckets import RowBuckets, bucket
 from pillarattn.engine.seat_selections import SeatSelections, width_of
 from pillarattn.patch.graph_recorder import rounded
 
-# Rows of a pass are rounded up to a multiple of an eighth of them, and of this.
-LEAST_ROWS = 8
-# The same of other sizes, which only grow: each growth moves the memory.
+# Sizes are rounded up to a multiple of an eighth of them, and of this. They only grow: each growth
+# moves the memory.
 LEAST = {"rows": 64, "seats": 8, "pages": 16, "width": 64, "places": 2, "queries": 4, "span": 256}
 
 
@@ -66,6 +66,22 @@ class Sizes:
             else:
                 found[name] = have if want <= have else rounded(want, LEAST[name])
         return Sizes(**found)
+
+    def lasting(self, width: int, longest: int, block_size: int) -> Sizes:
+        """Return room that lasts until the longest request needs more pages.
+
+        Each growth costs all recordings: what goes with its length grows at once.
+
+        Args:
+            width: of selections that were just made.
+            longest: tokens of the longest request.
+            block_size: tokens of a page.
+        """
+        tokens = self.pages * block_size
+        # Scores are not of the longest one everywhere, and take much.
+        span = tokens if 5 * self.span >= 4 * tokens else 0
+        width = -(-width * min(tokens, longest * 5 // 4) // longest)
+        return self.grown(Sizes(width=width, span=span))
 
 
 @dataclass(eq=False)
@@ -161,43 +177,58 @@ class StepBuffers:
         windowed = any(self.cache.layers[i].window is not None for i in layers)
         if len(heads) > 1 or windowed:
             return None
-        longest = max(s.length for s in segments)
+        longest, rows = max(s.length for s in segments), sum(len(s.tokens) for s in segments)
         return Sizes(
-            rows=_bucket(sum(len(s.tokens) for s in segments)), seats=len(segments),
+            rows=bucket(rows), seats=len(segments),
             # Rows of nobody have blocks too.
-            pages=-(-max(longest, LEAST_ROWS) // self.block_size), width=width,
+            pages=-(-max(longest, bucket(rows) - rows) // self.block_size), width=width,
             layers=tuple(sorted(layers)), heads=max(heads, default=0), places=places,
             queries=queries, span=span, scored=tuple(sorted(scored)),
         )  # fmt: skip
 
     def load(
-        self, segments: list[Segment], needed: Sizes, ahead: PendingDraws | None = None
-    ) -> MixedStep:
+        self, segments: list[Segment], needed: Sizes, ahead: PendingDraws | None = None,
+        buckets: RowBuckets | None = None,
+    ) -> MixedStep:  # fmt: skip
         """Fill everything in for a pass and return what attention must know of it.
 
         Args:
             segments: as `needs` took them.
             needed: what it returned.
             ahead: what the pass before draws, if some tokens are `PENDING`.
+            buckets: choose how many rows it has, if it may be replayed.
         """
         sizes = self.sizes.grown(needed)
         if sizes != self.sizes:
-            self._allocate(sizes)
+            longest = max(s.length for s in segments)
+            self._allocate(sizes.lasting(needed.width, longest, self.block_size))
         # A pass that failed is run again on the same side: the other one is still to be read.
         self.side = (self.kept_side + 1) % self._sides
         seats = self._seats_of(segments)
         moved = [self._load_table(seat, segment) for seat, segment in zip(seats, segments,
                                                                         strict=True)]  # fmt: skip
-        order = sorted(range(len(segments)), key=lambda i: seats[i].number)
-        parts = self._fill([segments[i] for i in order], [seats[i] for i in order])
+        steady = is_steady(segments)
+        self._filled = self._padded(segments, buckets if steady else None)
+        parts = self._fill(segments, seats)
         self.ints.copy_(self._sent(self._host), non_blocking=True)
         if ahead is not None:
             self._take_tokens(parts, ahead)
         if any(moved):
             self.block_table.copy_(self._sent(self._table), non_blocking=True)
         self._load_selections(segments, seats)
-        back = sorted(range(len(order)), key=lambda i: order[i])
-        return MixedStep(self, [parts[i] for i in back], self._filled)
+        return MixedStep(self, parts, self._filled, is_steady=steady)
+
+    def _padded(self, segments: list[Segment], buckets: RowBuckets | None) -> int:
+        """Return how many rows a pass has, those of nobody included."""
+        rows = sum(len(s.tokens) for s in segments)
+        if buckets is None:
+            return bucket(rows)
+        is_scored = any(s.scores is not None for s in segments)
+        # Rows of nobody lie in as many blocks as a request may have.
+        most = min(self.sizes.rows, rows + self.sizes.pages * self.block_size)
+        return buckets.rows_for(
+            rows, is_scored, self.side if is_scored else 0, generation=self.generation, most=most
+        )
 
     def _take_tokens(self, parts: list[Part], ahead: PendingDraws) -> None:
         """Put the tokens in that the pass before draws, without asking what they are."""
@@ -253,17 +284,19 @@ class StepBuffers:
 
     def _seats_of(self, segments: list[Segment]) -> list[Seat]:
         """Return the requests' seats; who has none takes one that was not used for longest."""
-        owners = [_owner(segment) for segment in segments]
-        for owner in owners:
-            if owner in self._seats:
-                self._seats.move_to_end(owner)
-        taken = {seat.number for seat in self._seats.values()}
-        free = [n for n in range(self.sizes.seats - 1, -1, -1) if n not in taken]
-        for owner in owners:
-            if owner not in self._seats:
-                number = free.pop() if free else self._seats.popitem(last=False)[1].number
-                self._seats[owner] = Seat(number)
-        return [self._seats[owner] for owner in owners]
+        owners, seats = list(map(_owner, segments)), self._seats
+        found = list(map(seats.get, owners))
+        if None in found:
+            for owner in owners:
+                if owner in seats:
+                    seats.move_to_end(owner)
+            taken = {seat.number for seat in seats.values()}
+            free = [n for n in range(self.sizes.seats - 1, -1, -1) if n not in taken]
+            for owner in owners:
+                if owner not in seats:
+                    number = free.pop() if free else seats.popitem(last=False)[1].number
+                    seats[owner] = Seat(number)
+        return [seats[owner] for owner in owners]
 
     def _load_table(self, seat: Seat, segment: Segment) -> bool:
         """Bring a seat's blocks up to date; return whether they had changed."""
@@ -285,20 +318,23 @@ class StepBuffers:
         return True
 
     def _fill(self, segments: list[Segment], seats: list[Seat]) -> list[Part]:
-        """Write the integers of a pass to the host's copy; `segments` are in order of seats."""
-        numbers = np.array([seat.number for seat in seats])
-        rows = np.array([len(s.tokens) for s in segments])
-        starts = np.array([s.start for s in segments])
-        offsets, total = np.cumsum(rows) - rows, int(rows.sum())
-        self._filled = _bucket(total)
+        """Write the integers of a pass to the host's copy: rows in the order of the seats."""
+        given = [(seat.number, len(s.tokens), s.start) for seat, s in zip(seats, segments,
+                                                                         strict=True)]  # fmt: skip
+        table = np.array(given)
+        order = table[:, 0].argsort()
+        numbers, rows, starts = table[order].T
+        ends = np.cumsum(rows)
+        offsets, total = ends - rows, int(ends[-1])
         spare = np.arange(self._filled - total)
         owner = np.repeat(np.arange(len(rows)), rows)
         positions = np.arange(total) - offsets[owner] + starts[owner]
         size, host = self.block_size, self._named
         blocks = self._table[numbers[owner], positions // size].astype(np.int64)
         for name, own, nobody in (
-            ("tokens", [t for s in segments for t in s.tokens], spare * 0),
-            ("positions", positions, spare),
+            ("tokens", [t for i in order for t in segments[i].tokens], spare * 0),
+            # A model may have few positions.
+            ("positions", positions, spare * 0),
             ("slots", blocks * size + positions % size, self.scratch * size + spare % size),
         ):
             host[name][:total], host[name][total : self._filled] = own, nobody
@@ -308,13 +344,18 @@ class StepBuffers:
         np.cumsum(host["row_starts"], out=host["row_starts"])
         host["lengths"][numbers], host["lengths"][-1] = starts + rows, len(spare)
         drafts = [i for i, s in enumerate(segments) if s.phase is Phase.DRAFT and s.selections]
-        host["drafting"][numbers[drafts]] = 1
-        host["tail_start"][numbers[drafts]] = [_tail_start(segments[i]) for i in drafts]
-        scored = [i for i, s in enumerate(segments) if s.scores is not None]
+        host["drafting"][table[drafts, 0]] = 1
+        host["tail_start"][table[drafts, 0]] = [_tail_start(segments[i]) for i in drafts]
+        scored = [i for i in order.tolist() if segments[i].scores is not None]
         host["scored"][:] = -1
-        host["scored"][: len(scored)] = numbers[scored]
-        places = {i: place for place, i in enumerate(scored)}
-        return [Part(segment, int(offsets[i]), places.get(i)) for i, segment in enumerate(segments)]
+        host["scored"][: len(scored)] = table[scored, 0]
+        places: list[int | None] = [None] * len(segments)
+        for place, i in enumerate(scored):
+            places[i] = place
+        firsts = np.empty_like(offsets)
+        firsts[order] = offsets
+        spans = firsts.tolist(), (firsts + table[:, 1]).tolist()
+        return list(map(Part, segments, *spans, places))
 
     def _load_selections(self, segments: list[Segment], seats: list[Seat]) -> None:
         """Copy in what drafts have chosen since, and look up its slots."""
@@ -325,10 +366,6 @@ class StepBuffers:
                 if segment.selections:
                     changed.append((seat.number, segment.selections))
         self._selected.load(changed, self.block_table, self.block_size)
-
-
-def _bucket(rows: int) -> int:
-    return rounded(rows, LEAST_ROWS)
 
 
 def _owner(segment: Segment) -> Any:
