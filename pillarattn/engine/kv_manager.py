@@ -144,8 +144,11 @@ class KVManager:
         Returns:
             Entries for which there is no room even alone; they hold what they held.
         """
-        failed = []
+        failed, size = [], self.pool.block_size
         for entry in growing:
+            if len(entry.table) * size >= entry.tokens_next:
+                # As most steps find it.
+                continue
             while entry.state is RequestState.DECODE:
                 try:
                     entry.table.reserve(self.pool, entry.tokens_next)

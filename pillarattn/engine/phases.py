@@ -180,10 +180,11 @@ def _phases(
 ) -> Phases:
     verifying = {p.request_id for p in chosen}
     idle = {p.request_id for p in waiting}
+    busy = verifying | idle
     for progress in waiting:
         progress.waited += 1
     return Phases(
-        drafts=tuple(p for p in running if p.request_id not in verifying | idle),
+        drafts=tuple(p for p in running if p.request_id not in busy),
         verifies=tuple(chosen),
         idle=tuple(waiting),
     )

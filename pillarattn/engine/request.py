@@ -166,6 +166,10 @@ class Request:
     accepted: int = 0
     rounds: int = 0
 
+    def __post_init__(self) -> None:
+        # Of thousands of tokens, and every step's output has it.
+        self._prompt_ids = tuple(self.prompt)
+
     def finish(self, reason: FinishReason, error: Exception | None = None) -> None:
         """End the request."""
         self.state, self.finish_reason, self.error = RequestState.FINISHED, reason, error
@@ -174,7 +178,7 @@ class Request:
         """Return what the caller sees, `new` being the tokens since the last time."""
         return RequestOutput(
             request_id=self.id,
-            prompt_token_ids=tuple(self.prompt),
+            prompt_token_ids=self._prompt_ids,
             token_ids=tuple(self.output),
             new_token_ids=tuple(new),
             text=self.text,

@@ -205,8 +205,9 @@ class Scheduler:
         for chunk in plan.prefills:
             self.prefilled(chunk.request_id, chunk.tokens)
             self.entries[chunk.request_id].in_flight = chunk.emits
+        entries = self.entries
         for name in plan.drafts:
-            self.drafted(name)
+            entries[name].progress.drafted += 1
         for name, _ in plan.verifies:
             self.entries[name].in_flight = True
 
