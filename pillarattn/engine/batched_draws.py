@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pillarattn.datatypes import on_device
 from pillarattn.decoding.draft_length import ConfidenceLength, DraftLength
+from pillarattn.engine.batched_rejection import draw_and_judge
+from pillarattn.engine.draft_laws import DraftLaws
+from pillarattn.engine.own_noise import signed
 from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.sampling import processors_of
 from pillarattn.kernels import gumbel_argmax
@@ -25,6 +30,7 @@ class DrawKind:
     Attributes:
         temperature, top_k, top_p, min_p: see `SamplingParams`; greedy ones look at none of them.
         threshold: of the probability below which a draft ends with this token; None: no matter.
+        rejects: whether drafts are judged by rejection, with noise by the number of the draw.
     """
 
     temperature: float = 0.0
@@ -32,6 +38,7 @@ class DrawKind:
     top_p: float = 1.0
     min_p: float = 0.0
     threshold: float | None = None
+    rejects: bool = False
 
     @property
     def is_greedy(self) -> bool:
@@ -56,13 +63,15 @@ def draw_kind(params: SamplingParams, length: DraftLength) -> DrawKind | None:
         return None
     if params.is_greedy:
         return DrawKind(threshold=threshold)
-    if params.acceptance not in (None, "gumbel") or params.seed is None:
+    if params.acceptance not in (None, "gumbel", "rejection") or params.seed is None:
         return None
-    return DrawKind(params.temperature, params.top_k, params.top_p, params.min_p, threshold)
+    return DrawKind(
+        params.temperature, params.top_k, params.top_p, params.min_p, threshold,
+        params.acceptance == "rejection",
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DrawRows:
+class DrawRows(NamedTuple):
     """The rows of one request in a pass.
 
     Attributes:
@@ -71,7 +80,11 @@ class DrawRows:
         first: the first row.
         count: rows.
         seed: key of the noise; None: greedy.
-        step: place in the output of the token that follows the first row.
+        step: place in the output of the token that follows the first row; of a kind that rejects,
+            how many draws of its sort came before.
+        laws: where such a kind keeps what its drafts were drawn from.
+        law_rows: rows there, of the draft that is drawn or of those that are judged.
+        is_draft: whether such a kind draws a draft; else it judges.
     """
 
     request_id: str
@@ -80,26 +93,36 @@ class DrawRows:
     count: int
     seed: int | None
     step: int
+    laws: DraftLaws | None = None
+    law_rows: Sequence[int] = ()
+    is_draft: bool = False
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that come of them."""
+        return 1 if self.kind.rejects else self.count
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """What came of a request's rows.
 
     Attributes:
-        tokens: one a row; -1 where none is possible.
+        tokens: one a row, or the one after the drafts that stand; -1 where none is possible.
         goes_on: whether a draft may follow the last one.
+        accepted: drafts that stand; None: those that `tokens` repeat.
     """
 
     tokens: list[int]
     goes_on: bool
+    accepted: int | None = None
 
 
 class PendingDraws:
     """Tokens that the device draws while the host goes on.
 
     Args:
-        drawn: `[2, N]` int64, tokens and whether drafts go on after them; None: nothing is drawn.
+        drawn: `[2, N]` int64, tokens and whether drafts go on after them, or how many stand; None:
+            nothing is drawn.
         wanted: whose they are, in their order.
 
     Attributes:
@@ -111,7 +134,7 @@ class PendingDraws:
         self._wanted = wanted
         self._found: dict[str, Drawn] | None = None
         self._read: Callable[[], list[list[int]]] = lambda: [[], []]
-        ends = list(accumulate(rows.count for rows in wanted))
+        ends = list(accumulate(rows.drawn for rows in wanted))
         self.last = {rows.request_id: end - 1 for rows, end in zip(wanted, ends, strict=True)}
         if drawn is not None:
             self.tokens, self._read = drawn[0], read_later(drawn)
@@ -124,7 +147,9 @@ class PendingDraws:
         found = {}
         for rows in self._wanted:
             end = self.last[rows.request_id] + 1
-            found[rows.request_id] = Drawn(tokens[end - rows.count : end], bool(goes_on[end - 1]))
+            last = goes_on[end - 1]
+            accepted = last if rows.kind.rejects and not rows.is_draft else None
+            found[rows.request_id] = Drawn(tokens[end - rows.drawn : end], bool(last), accepted)
         self._found = found
         return found
 
@@ -142,6 +167,9 @@ def draw_all(logits: Tensor, wanted: list[DrawRows]) -> PendingDraws:
     kinds: dict[DrawKind, list[DrawRows]] = {}
     for rows in wanted:
         kinds.setdefault(rows.kind, []).append(rows)
+    for kind, group in kinds.items():
+        if kind.rejects:
+            group.sort(key=lambda rows: not rows.is_draft)
     if not kinds:
         return PendingDraws(None, [])
     drawn = torch.cat([_draw(logits, kind, group) for kind, group in kinds.items()], dim=1)
@@ -166,9 +194,12 @@ def read_later(values: Tensor) -> Callable[[], list[list[int]]]:
 
 
 def _draw(logits: Tensor, kind: DrawKind, group: list[DrawRows]) -> Tensor:
-    """Return a group's tokens, and whether drafts go on after them, `[2, rows]` int64."""
+    """Return a group's tokens, and what is to be known beside them, `[2, N]` int64."""
+    goes_on = None if kind.threshold is None else ConfidenceLength(kind.threshold).goes_on
+    if kind.rejects:
+        return draw_and_judge(logits, group, partial(_processed, kind), goes_on)
     lines = [
-        (rows.first + i, _signed(rows.seed or 0), rows.step + i)
+        (rows.first + i, signed(rows.seed or 0), rows.step + i)
         for rows in group
         for i in range(rows.count)
     ]
@@ -179,23 +210,21 @@ def _draw(logits: Tensor, kind: DrawKind, group: list[DrawRows]) -> Tensor:
         return torch.stack([tokens, torch.ones_like(tokens)])
     rows = logits[own]
     if not kind.is_greedy:
-        params = SamplingParams(
-            temperature=kind.temperature, top_k=kind.top_k, top_p=kind.top_p, min_p=kind.min_p
-        )
-        processors = processors_of(params, prompt_length=0)
-        if len(processors):
-            rows = processors(own.unsqueeze(1), rows)
+        rows = _processed(kind, own.unsqueeze(1), rows)
         # The row of the noise is that of the request's own batch of one.
         keys = torch.stack([table[:, 1], torch.zeros_like(own), table[:, 2]], dim=1)
         tokens = gumbel_argmax(rows, keys)
     else:
         tokens = rows.argmax(dim=-1)
-    if kind.threshold is None:
-        return torch.stack([tokens, torch.ones_like(tokens)])
-    sure = ConfidenceLength(kind.threshold).goes_on(rows)
-    return torch.stack([tokens, sure.to(tokens.dtype)])
+    on = torch.ones_like(tokens) if goes_on is None else goes_on(rows)
+    return torch.stack([tokens, on.to(tokens.dtype)])
 
 
-def _signed(seed: int) -> int:
-    """Return the integer of 64 bits with the same low bits."""
-    return (seed + 2**63) % 2**64 - 2**63
+def _processed(kind: DrawKind, ids: Tensor, rows: Tensor) -> Tensor:
+    """Return logits `[n, V]` as a kind with a temperature has them; its processors read no ids."""
+    params = SamplingParams(
+        temperature=kind.temperature, top_k=kind.top_k, top_p=kind.top_p, min_p=kind.min_p
+    )
+    processors = processors_of(params, prompt_length=0)
+    found: Tensor = processors(ids, rows) if len(processors) else rows
+    return found

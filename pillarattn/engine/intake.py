@@ -10,6 +10,7 @@ import torch
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.decoder import RequestDecoder
+from pillarattn.engine.draft_laws import DraftLaws
 from pillarattn.engine.page_names import PageNames
 from pillarattn.engine.prompts import check_request, filled, sample_seed
 from pillarattn.engine.request import Request, SamplingParams
@@ -44,6 +45,7 @@ class Intake:
         self.shared, self.stop = shared, stop
         self.requests: dict[str, Request] = {}
         self.decoders: dict[str, RequestDecoder] = {}
+        self._laws = DraftLaws()
         self._noise = torch.Generator()
         if config.seed is None:
             self._noise.seed()
@@ -113,7 +115,7 @@ class Intake:
 
     def remove(self, name: str) -> Request:
         """Take a request out of everything and return it, handed in or not."""
-        del self.decoders[name]
+        self.decoders.pop(name).leave()
         if name in self.scheduler.entries:
             self.scheduler.remove(name)
         self.shared.leave(name)
@@ -126,7 +128,8 @@ class Intake:
                     draft_share=own.draft_share)
         )  # fmt: skip
         decoder = RequestDecoder(
-            request, generator, self.runner.cache, device=self.runner.device, stop=self.stop
-        )
+            request, generator, self.runner.cache, device=self.runner.device, stop=self.stop,
+            laws=self._laws,
+        )  # fmt: skip
         decoder.measures_heat = self.scheduler.kv.policy.needs_heat
         return decoder

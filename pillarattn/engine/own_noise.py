@@ -5,18 +5,68 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Draft, Verdict
+from pillarattn.datatypes import Draft, Verdict, on_device
 from pillarattn.decoding.acceptance import RejectionRule
 from pillarattn.decoding.acceptance.block import block_verify
-from pillarattn.kernels import rejection_sample
+from pillarattn.kernels import gumbel_argmax, keyed_rejection
+from pillarattn.kernels.keyed_rejection import DRAFT
 
 
 class OwnRejection(RejectionRule):
-    """Token-wise rejection with a generator of its own.
+    """Token-wise rejection of one request, with noise keyed by seed, purpose and number.
 
-    The noise is a sequence and not keyed by position: a token that is drawn again after a rejection
-    must not meet noise that had a part in it. So the law is exact for every request by itself, and
-    its tokens depend on how its rounds fell, which the batch decides; `k=0` has no rounds.
+    A token that is drawn again after a rejection must not meet noise that had a part in it. So the
+    noise is not keyed by position: each draft has the number of drafts that were looked at before
+    it, each verdict that of verdicts, the first token's among them, and both only grow. A draft
+    that is forgotten has used its number up; the one in its place has another, and whether it is
+    forgotten depends on room and not on noise that is still to come. What ran and was never looked
+    at (a step that raised) may use its number again: nothing that happens since depends on it. A
+    sample of a shared prompt has a seed of its own, a request that is resumed begins anew. Given
+    what came before it, the noise of each draw is thus fresh, and the law exact.
+
+    The host knows the numbers ahead, so that draws of many requests can be made at once and before
+    the ones before are looked at (`batched_rejection.py`); the tokens are those that the request
+    draws by itself. They depend on how its rounds fell, which the batch decides; `k=0` has none.
+
+    Attributes:
+        key: the seed, a signed number of 64 bits.
+        drafts, verdicts: how many have been looked at.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.key = signed(torch.Generator().seed() if seed is None else seed)
+        self.drafts = self.verdicts = 0
+
+    def draw(self, logits: Tensor, steps: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Sample from softmax(logits) `[1, V]` and return that distribution.
+
+        Where no token is possible it is NaN, and the draft never stands.
+        """
+        key = on_device([[self.key, DRAFT, self.drafts]], logits.device)
+        token = gumbel_argmax(logits, key)
+        self.drafts += 1
+        return token.clamp_min_(0), logits.softmax(dim=-1)
+
+    def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
+        """Accept d_i with probability min(1, p_i / q_i), of one request."""
+        device, k = logits.device, draft.k
+        verdict = keyed_rejection(
+            logits[0].softmax(dim=-1),
+            on_device([[0, k + 1, self.key, self.verdicts]], device),
+            places=torch.arange(k + 1, device=device),
+            drafted=draft.tokens[0],
+            laws=None if draft.probs is None else draft.probs[0],
+            longest=k,
+        )
+        self.verdicts += 1
+        return Verdict(verdict[1].tolist(), verdict[0])
+
+
+class OwnBlock(RejectionRule):
+    """Block verification with a generator of its own; see `decoding.acceptance.block`.
+
+    The noise is a sequence, for the reason that `OwnRejection` gives.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -40,18 +90,6 @@ class OwnRejection(RejectionRule):
         return torch.multinomial(probs, num_samples=1, generator=generator).squeeze(1), probs
 
     def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
-        """Accept d_i with probability min(1, p_i / q_i)."""
-        accepted, next_tokens = rejection_sample(
-            draft.tokens, logits.softmax(dim=-1), draft_probs=draft.probs,
-            draft_lengths=draft.lengths, generator=self.noise(logits.device),
-        )  # fmt: skip
-        return Verdict(accepted.tolist(), next_tokens)
-
-
-class OwnBlock(OwnRejection):
-    """Block verification with a generator of its own; see `decoding.acceptance.block`."""
-
-    def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
         """Accept the longest part of the draft whose own test succeeds."""
         generator, device = self.noise(logits.device), logits.device
         uniforms = torch.rand(
@@ -64,3 +102,8 @@ class OwnBlock(OwnRejection):
             draft, logits.softmax(dim=-1), uniforms=uniforms, noise=noise
         )
         return Verdict(accepted.tolist(), next_tokens)
+
+
+def signed(seed: int) -> int:
+    """Return the integer of 64 bits with the same low bits."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -99,7 +99,6 @@ def test_what_has_a_say_of_its_own_has_no_kind():
     for options in (
         {"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"frequency_penalty": -0.1},
         {"logits_processors": [lambda ids, logits: logits]},
-        {"temperature": 1.0, "acceptance": "rejection"},
         {"temperature": 1.0, "acceptance": "block"}, {"temperature": 1.0, "seed": None},
     ):  # fmt: skip
         assert draw_kind(SamplingParams(**{"seed": 1, **options}), ConstantLength()) is None
@@ -117,11 +116,16 @@ def test_a_draw_that_fails_is_made_for_each(engine, prompts, alone, monkeypatch)
         raise MemoryError("out of memory")
 
     monkeypatch.setattr("pillarattn.engine.outcomes.draw_all", fails)
-    seeded = SamplingParams(max_tokens=8, temperature=1.0, seed=3)
-    outputs = engine().generate(prompts[:2], [SamplingParams(max_tokens=8), seeded])
+    params = [
+        SamplingParams(max_tokens=8),
+        SamplingParams(max_tokens=16, temperature=1.0, seed=3),
+        SamplingParams(max_tokens=16, temperature=1.0, seed=4, acceptance="rejection", top_k=20),
+    ]
+    outputs = engine().generate(prompts[:3], params)
     assert tokens(outputs)[0] == alone(prompts[0], 8)
     monkeypatch.undo()
-    assert tokens(engine().generate(prompts[1:2], seeded))[0] == outputs[1].token_ids
+    assert tokens(engine().generate(prompts[:3], params)) == tokens(outputs)
+    assert outputs[2].drafted > outputs[2].accepted
 
 
 def test_logits_of_nan_end_their_own_request(engine, prompts, alone):
