@@ -90,7 +90,11 @@ class Outcomes:
                 raw = logits[flight.places[name]]
                 self._guarded(name, partial(self._first, name, raw, found(name)))
         for name in filter(is_here, plan.drafts):
-            self._guarded(name, partial(self._draft, name, found(name)))
+            if name in drawn:
+                # Nothing of the request's own has a part in it, and so nothing of it can fail.
+                self._draft(name, drawn[name])
+            else:
+                self._guarded(name, partial(self._draft, name, found(name)))
         verified = [name for name, _ in plan.verifies if is_here(name)]
         for name in verified:
             self.scheduler.landed(name)
