@@ -19,6 +19,7 @@ from pillarattn.engine.packed_pass import PackedAttention, PackedStep, Segment
 from pillarattn.engine.packing_check import PackingCheck
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.pass_logits import PassLogits
+from pillarattn.engine.row_buckets import RowBuckets
 from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
 from pillarattn.patch.cache_adapter import PillarCache
@@ -118,6 +119,7 @@ class ModelRunner:
     def _renew_graphs(self) -> None:
         is_on = self.graphs_on and self.device.type == "cuda"
         self.graphs = GraphedPasses(is_on=is_on, device=self.device)
+        self._row_buckets = RowBuckets(self.graphs)
         if is_on:
             self.graphs.reason = obstacle(self.model, PillarCache())
 
@@ -179,7 +181,8 @@ class ModelRunner:
         needed = self.buffers.needs(segments)
         if needed is None:
             return self._run_packed(segments)
-        step = self.buffers.load(segments, needed, ahead)
+        buckets = self._row_buckets if self._may_replay() else None
+        step = self.buffers.load(segments, needed, ahead, buckets)
         if step.is_steady:
 
             def play() -> Tensor:
@@ -201,10 +204,13 @@ class ModelRunner:
 
     def _steady(self, step: MixedStep, play: Callable[[], Tensor]) -> Tensor:
         """Return the logits of a pass that may be recorded, which hold until the next one."""
-        # Weights in half precision are copies there that end with the user's block.
-        if not self.fused.is_settled or torch.is_autocast_enabled(self.device.type):
+        if not self._may_replay():
             return play()
         return self.graphs.run(step.kind, self.buffers.generation, play, live=_live(step))
+
+    def _may_replay(self) -> bool:
+        # Under autocast, weights in half precision are copies that end with the user's block.
+        return self.fused.is_settled and not torch.is_autocast_enabled(self.device.type)
 
     def _run_packed(self, segments: list[Segment]) -> PassLogits:
         """Run a pass in which requests attend one after the other."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pillarattn.engine import row_buckets
+from pillarattn.engine.cuda_graph import GraphedPasses
+from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.row_buckets import LEAST_ROWS, RowBuckets, bucket
+from tests.engine.fused_cases import engine_of, over_buffers, rehearsing
+
+__all__ = ["over_buffers", "rehearsing"]
 
 
 class Graphs:
@@ -82,3 +87,44 @@ def test_nothing_is_rounded_further_where_nothing_is_recorded():
     graphs = Graphs(256)
     graphs.is_active = False
     assert asked(RowBuckets(graphs), 200) == bucket(200) == 208
+
+
+@pytest.mark.parametrize("is_delayed", [False, True], ids=["plain", "delayed"])
+def test_requests_that_come_and_go_share_recordings(
+    models, prompts, alone, rehearsing, monkeypatch, is_delayed
+):
+    made, compared, closest, wider = [], [], set(), []
+    record, compare, choose = GraphedPasses._record, GraphedPasses._compared, RowBuckets.rows_for
+
+    def recorded(self, held, play):
+        made.append(held)
+        record(self, held, play)
+
+    def counted(self, kind, *rest):
+        compared.append(kind)
+        return compare(self, kind, *rest)
+
+    def chosen(self, rows, *kind, generation, most):
+        found = choose(self, rows, *kind, generation=generation, most=most)
+        closest.add((bucket(rows), *kind, generation))
+        wider.append(found > bucket(rows))
+        return found
+
+    monkeypatch.setattr(GraphedPasses, "_record", recorded)
+    monkeypatch.setattr(GraphedPasses, "_compared", counted)
+    monkeypatch.setattr(RowBuckets, "rows_for", chosen)
+    run = engine_of(
+        models()[1], graphs=True, delayed_verification=is_delayed, kv_tokens=4096, block_size=16
+    )
+    wanted = [(p, 20 + 3 * i) for i, p in enumerate(prompts * 2)]
+    waiting, outputs = list(enumerate(wanted)), {}
+    while waiting or run.has_unfinished:
+        if waiting and run.stats.steps >= 2 * (len(wanted) - len(waiting)):
+            number, (prompt, new) = waiting.pop(0)
+            run.add_request(prompt, SamplingParams(max_tokens=new), request_id=str(number))
+        outputs.update({o.request_id: o.token_ids for o in run.step() if o.finished})
+    assert outputs == {str(i): alone(p, new) for i, (p, new) in enumerate(wanted)}
+    assert run.runner.graphs.reason is None
+    assert 0 < len(compared) == len(set(compared))
+    assert 5 < sum(wider) < len(wider)
+    assert len(made) < len(closest)

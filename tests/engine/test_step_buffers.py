@@ -8,6 +8,7 @@ import torch
 from pillarattn.datatypes import Phase
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import RequestView
+from pillarattn.engine.row_buckets import RowBuckets
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.step_buffers import Sizes
 from pillarattn.patch.graph_recorder import rounded
@@ -56,6 +57,66 @@ def test_rows_of_nobody_write_to_the_scratch_block_alone(runner):
         written = ~pool.isnan().any(dim=(1, 2))
         # Five rows fill a pass of eight.
         assert written.nonzero().flatten().tolist() == [*range(7, 12), SLOTS]
+
+
+def test_many_rows_of_nobody_have_blocks(runner):
+    parts = [segment(runner, str(i), 1, first=i % SLOTS) for i in range(257)]
+    # 31 rows fill a pass up.
+    assert runner.buffers.needs(parts).pages >= 31
+
+
+def test_a_pass_may_have_more_rows_than_it_needs(runner, monkeypatch):
+    one, asked = segment(runner, "a", 5, first=7), []
+    want = runner.run([one])[0]
+
+    def rows_for(self, rows, is_scored, side, *, generation, most):
+        asked.append((rows, is_scored, side, generation, most))
+        return most
+
+    monkeypatch.setattr(RowBuckets, "rows_for", rows_for)
+    got = runner.run([one])[0]
+    # As many more as a request has blocks of one token for, of 64 that the buffers hold.
+    assert asked == [(5, False, 0, runner.buffers.generation, 5 + 16)]
+    assert runner.buffers._filled == 21
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    layer = runner.cache.layers[0]
+    layer.key_buffer.fill_(float("nan"))
+    runner.run([one])
+    written = ~layer.key_buffer.isnan().any(dim=(1, 2))
+    assert written.nonzero().flatten().tolist() == [*range(7, 12), SLOTS]
+
+
+def test_passes_that_are_not_replayed_have_no_more_rows_than_they_need(runner, monkeypatch):
+    monkeypatch.setattr(RowBuckets, "rows_for", lambda *_, **__: pytest.fail("asked"))
+    prompt = segment(runner, "a", 5)
+    prompt.keep = 1
+    runner.run([prompt])
+    with torch.autocast("cpu", torch.bfloat16):
+        runner.run([segment(runner, "b", 5, first=9)])
+
+
+def test_what_grows_with_the_longest_request_grows_at_once():
+    """Each growth costs all recordings: drafts' keys and row scores follow the blocks."""
+    counts = {}
+    for lasts in (False, True):
+        sizes, counts[lasts] = Sizes(), 0
+        for length in range(500, 6000):
+            # A round of eight drafts, which have chosen before, and a pass that scores.
+            width, span = (-(-length // 18), length) if length % 9 == 0 else (0, 0)
+            needed = Sizes(rows=8, seats=1, pages=-(-length // 16), width=width, span=span)
+            grown = sizes.grown(needed)
+            if grown != sizes:
+                counts[lasts] += 1
+                sizes = grown.lasting(width, length, 16) if lasts else grown
+        assert sizes.pages * 16 >= sizes.span >= 5994
+        assert 333 <= sizes.width <= 333 * 5 / 4 + 64
+    assert counts[True] < 0.7 * counts[False]
+
+
+def test_scores_of_short_requests_do_not_grow_with_a_long_one():
+    sizes = Sizes(pages=512, span=1024, width=64)
+    assert sizes.lasting(0, 8000, 16) == sizes
+    assert sizes.lasting(60, 8000, 16) == sizes
 
 
 def test_a_request_keeps_its_seat_until_others_need_it(runner):
