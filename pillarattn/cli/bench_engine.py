@@ -31,7 +31,9 @@ def engine(
     new_tokens: Annotated[
         int, typer.Option(help="Tokens to generate, whatever the model says.")
     ] = 128,
-    k: Annotated[int, typer.Option(help="Tokens drafted per round.")] = 8,
+    k: Annotated[
+        str, typer.Option("--k", help="Tokens drafted per round; with commas: an engine each.")
+    ] = "8",
     s: Annotated[float, typer.Option(help="Share of the context that a draft may read.")] = 0.05,
     strategy: StrategyName = "pillar",
     min_budget: MinBudget = 128,
@@ -45,11 +47,10 @@ def engine(
     ] = True,
     acceptance: Annotated[
         str,
-        typer.Option(help="How sampled drafts are judged: gumbel, rejection or block."),
+        typer.Option(help="How sampled drafts are judged: gumbel, rejection, block; with commas."),
     ] = "gumbel",
-    repeats: Annotated[
-        int, typer.Option(help="Timed runs of each variant, after one to warm up.")
-    ] = 3,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each variant.")] = 3,
+    warm_ups: Annotated[int, typer.Option(help="Runs of each variant before those.")] = 1,
     device: Device = "auto",
     dtype: Dtype = "float32",
     out: Annotated[
@@ -71,9 +72,10 @@ def engine(
 
         bench = EngineBench(
             model=model, batches=parse_numbers(batch, "--batch"), length=length,
-            new_tokens=new_tokens, k=k, s=s, strategy=strategy, min_budget=min_budget,
-            temperature=temperature, acceptance=acceptance, lockstep=lockstep, delayed=delayed,
-            repeats=repeats, device=device, dtype=dtype,
+            new_tokens=new_tokens, ks=parse_numbers(k, "--k"), s=s, strategy=strategy,
+            min_budget=min_budget, temperature=temperature,
+            acceptances=tuple(acceptance.split(",")), lockstep=lockstep, delayed=delayed,
+            repeats=repeats, warm_ups=warm_ups, device=device, dtype=dtype,
         )  # fmt: skip
         with console.status("loading") as status:
             records = run_engine_bench(

@@ -27,6 +27,21 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One of the engines that are compared.
+
+    Attributes:
+        pillar: how drafts are made.
+        acceptance: how sampled ones are judged.
+        changes: fields of `EngineConfig`.
+    """
+
+    pillar: PillarConfig
+    acceptance: str
+    changes: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class EngineBench:
     """Settings of a bench of the engine.
 
@@ -35,13 +50,15 @@ class EngineBench:
         batches: requests that run together.
         length: prompt tokens of each request.
         new_tokens: tokens generated for each, whatever the model says.
-        k, s, strategy, min_budget: of the speculative engine.
+        ks: drafts of a round; each is a speculative engine of its own.
+        s, strategy, min_budget: of these.
         temperature: 0 is greedy; above 0 each request has a seed of its own.
-        acceptance: how sampled drafts are judged: see `SamplingParams`. With "gumbel" tokens are
-            compared as greedy ones are.
+        acceptances: how sampled drafts are judged, each with every k: see `SamplingParams`. With
+            "gumbel" tokens are compared as greedy ones are.
         lockstep: also time the speculative engine with all requests verifying together.
         delayed: also time it with passes that begin before the one before is looked at.
-        repeats: timed runs of each variant, after one to warm up.
+        repeats: timed runs of each variant.
+        warm_ups: runs before those.
         device, dtype: as `load_model` takes them.
 
     Raises:
@@ -52,66 +69,66 @@ class EngineBench:
     batches: tuple[int, ...] = (8,)
     length: int = 1024
     new_tokens: int = 128
-    k: int = 8
+    ks: tuple[int, ...] = (8,)
     s: float = 0.05
     strategy: str = "pillar"
     min_budget: int = 128
     temperature: float = 0.6
-    acceptance: str = "gumbel"
+    acceptances: tuple[str, ...] = ("gumbel",)
     lockstep: bool = True
     delayed: bool = True
     repeats: int = 3
+    warm_ups: int = 1
     device: str = "auto"
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for option, value, least in (
             ("--batch", min(self.batches, default=0), 1), ("--length", self.length, 1),
-            ("--new-tokens", self.new_tokens, 2), ("--k", self.k, 1),
-            ("--repeats", self.repeats, 1),
+            ("--new-tokens", self.new_tokens, 2), ("--k", min(self.ks, default=0), 1),
+            ("--acceptance", len(self.acceptances), 1), ("--repeats", self.repeats, 1),
+            ("--warm-ups", self.warm_ups, 0),
         ):  # fmt: skip
             if value < least:
                 raise ValueError(f"{option} must be at least {least}, got {value}")
-        self.params(0)
-        self.pillar()
+        for variant in self.variants.values():
+            self.params(0, variant)
 
     @property
-    def variants(self) -> dict[str, dict[str, Any]]:
-        """Return what is compared, by name: fields of `EngineConfig`."""
-        found: dict[str, dict[str, Any]] = {
-            PLAIN: {"speculative": False},
-            f"k={self.k} s={self.s:g}": {},
-        }
+    def variants(self) -> dict[str, Variant]:
+        """Return what is compared, by name."""
+        found = {PLAIN: Variant(self._pillar(self.ks[0]), "gumbel", {"speculative": False})}
+        ways: dict[str, dict[str, Any]] = {"": {}}
         if self.lockstep:
-            found[f"k={self.k} s={self.s:g} lockstep"] = {"phases": "lockstep"}
+            ways[" lockstep"] = {"phases": "lockstep"}
         if self.delayed:
-            found[f"k={self.k} s={self.s:g} delayed"] = {"delayed_verification": True}
+            ways[" delayed"] = {"delayed_verification": True}
+        rules = self.acceptances if self.temperature > 0 else ("gumbel",)
+        for k in self.ks:
+            for rule in rules:
+                name = f"k={k} s={self.s:g}" + (f" {rule}" if rule != "gumbel" else "")
+                for way, changes in ways.items():
+                    found[name + way] = Variant(self._pillar(k), rule, changes)
         return found
 
-    def pillar(self) -> PillarConfig:
-        """Return how drafts are made."""
-        return PillarConfig(k=self.k, s=self.s, strategy=self.strategy, min_budget=self.min_budget)
-
-    def params(self, index: int) -> SamplingParams:
+    def params(self, index: int, variant: Variant) -> SamplingParams:
         """Return how the request `index` is decoded."""
         return SamplingParams(
             max_tokens=self.new_tokens, temperature=self.temperature, ignore_eos=True, seed=index,
-            acceptance=self.acceptance if self.temperature > 0 else None,
+            acceptance=variant.acceptance if self.temperature > 0 else None,
         )  # fmt: skip
 
-    @property
-    def compares(self) -> bool:
-        """Whether every variant must give the same tokens."""
-        return self.temperature == 0 or self.acceptance == "gumbel"
-
-    def engine(self, model: Any, batch: int, **changes: Any) -> Engine:
+    def engine(self, model: Any, batch: int, variant: Variant) -> Engine:
         """Return an engine with room for all requests at their full length."""
-        room = -(-(self.length + self.new_tokens + self.k + 1) // 16) * 16
+        room = -(-(self.length + self.new_tokens + max(self.ks) + 1) // 16) * 16
         config = EngineConfig(
-            kv_tokens=batch * room, max_batch=batch, prefill_chunk=max(2048, batch),
-            pillar=self.pillar(), prefix_cache=False, seed=1, **changes,
+            kv_tokens=batch * room, max_batch=batch, prefill_chunk=max(2048, 32 * batch),
+            pillar=variant.pillar, prefix_cache=False, seed=1, **variant.changes,
         )  # fmt: skip
         return Engine(model, config)
+
+    def _pillar(self, k: int) -> PillarConfig:
+        return PillarConfig(k=k, s=self.s, strategy=self.strategy, min_budget=self.min_budget)
 
 
 def run_engine_bench(
@@ -129,19 +146,20 @@ def _cell(
     texts = prompts(tokenizer, batch, bench.length, shared=False).tolist()
     variants: dict[str, Record] = {name: {"runs": []} for name in bench.variants}
     tokens: dict[str, list[list[int]]] = {}
-    for repeat in range(bench.repeats + 1):
-        for name, changes in bench.variants.items():
-            on_run(batch, f"{name}, {'warm-up' if repeat == 0 else f'run {repeat}'}")
-            engine = bench.engine(model, batch, **changes)
-            tokens[name], run = _timed(engine, texts, bench)
+    for repeat in range(1 - bench.warm_ups, bench.repeats + 1):
+        for name, variant in bench.variants.items():
+            on_run(batch, f"{name}, {'warm-up' if repeat < 1 else f'run {repeat}'}")
+            engine = bench.engine(model, batch, variant)
+            params = [bench.params(i, variant) for i in range(batch)]
+            tokens[name], run = _timed(engine, texts, params)
             del engine
-            if repeat:
+            if repeat > 0:
                 variants[name]["runs"].append(run)
     for name, found in variants.items():
         speeds = [run["tokens"] / run["seconds"] for run in found["runs"]]
         found["tokens_per_second"] = median(speeds)
         found["spread"] = [min(speeds), max(speeds)]
-        found["same_tokens"] = tokens[name] == tokens[PLAIN] if bench.compares else None
+        found["same_tokens"] = _compared(bench.variants[name], tokens[name], tokens[PLAIN])
     for found in variants.values():
         found["speedup"] = found["tokens_per_second"] / variants[PLAIN]["tokens_per_second"]
     return {
@@ -156,11 +174,16 @@ def _cell(
     }
 
 
+def _compared(variant: Variant, tokens: list[list[int]], plain: list[list[int]]) -> bool | None:
+    """Return whether a variant gave plain decoding's tokens; None where it need not."""
+    return tokens == plain if variant.acceptance == "gumbel" else None
+
+
 def _timed(
-    engine: Engine, texts: list[list[int]], bench: EngineBench
+    engine: Engine, texts: list[list[int]], params: list[SamplingParams]
 ) -> tuple[list[list[int]], Record]:
     """Return the tokens of all requests, and the time of what follows the last prompt."""
-    names = [engine.add_request(text, bench.params(i)) for i, text in enumerate(texts)]
+    names = [engine.add_request(*one) for one in zip(texts, params, strict=True)]
     waiting, outputs = set(names), {}
     begun, decoded, steps = time.perf_counter(), 0, 0
     while engine.has_unfinished:

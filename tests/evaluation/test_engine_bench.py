@@ -11,7 +11,7 @@ from pillarattn.cli.main import app
 from pillarattn.evaluation.engine_bench import EngineBench, run_engine_bench
 from pillarattn.evaluation.plots import plot_engine_bench
 
-SMALL = {"batches": (3,), "length": 40, "new_tokens": 10, "k": 3, "min_budget": 8, "repeats": 1}
+SMALL = {"batches": (3,), "length": 40, "new_tokens": 10, "ks": (3,), "min_budget": 8, "repeats": 1}
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +37,22 @@ def test_every_variant_decodes_the_same_tokens(records):
     json.dumps(record)
 
 
-@pytest.mark.parametrize(("acceptance", "same"), [("gumbel", True), ("rejection", None)])
-def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint, acceptance, same):
+def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint):
     bench = EngineBench(
-        model=str(tiny_checkpoint), lockstep=False, delayed=False, acceptance=acceptance, **SMALL
-    )
+        model=str(tiny_checkpoint), lockstep=False, delayed=False,
+        acceptances=("gumbel", "rejection"), **{**SMALL, "ks": (2, 3), "warm_ups": 0},
+    )  # fmt: skip
     (record,) = run_engine_bench(bench)
-    assert [found["same_tokens"] for found in record["variants"].values()] == [same, same]
+    same = {name: found["same_tokens"] for name, found in record["variants"].items()}
+    assert same == {
+        "plain": True, "k=2 s=0.05": True, "k=2 s=0.05 rejection": None, "k=3 s=0.05": True,
+        "k=3 s=0.05 rejection": None,
+    }  # fmt: skip
 
 
 def test_an_unknown_rule_is_named():
     with pytest.raises(ValueError, match="acceptance must be one of 'gumbel'"):
-        EngineBench(acceptance="greedy")
+        EngineBench(acceptances=("gumbel", "greedy"))
 
 
 def test_the_plot_has_a_bar_for_each_variant_and_batch(records):
@@ -66,12 +70,15 @@ def test_the_plot_has_a_bar_for_each_variant_and_batch(records):
         ("batches", (0,)),
         ("length", 0),
         ("new_tokens", 1),
-        ("k", 0),
+        ("ks", (4, 0)),
+        ("acceptances", ()),
         ("repeats", 0),
+        ("warm_ups", -1),
     ],
 )
 def test_values_out_of_range_are_named(option, value):
-    shown = {"batches": "--batch", "new_tokens": "--new-tokens"}.get(option, f"--{option}")
+    names = {"batches": "batch", "ks": "k", "acceptances": "acceptance"}
+    shown = "--" + names.get(option, option.replace("_", "-"))
     with pytest.raises(ValueError, match=f"{shown} must be at least"):
         EngineBench(**{option: value})
 
