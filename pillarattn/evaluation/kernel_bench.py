@@ -14,7 +14,12 @@ from pillarattn.evaluation.kernel_bench_cells import SHAPES, Cell, cells
 from pillarattn.evaluation.kernel_bench_compile import compile_ahead
 from pillarattn.evaluation.kernel_bench_mixed import MixedCell
 from pillarattn.evaluation.kernel_bench_rivals import rivals
-from pillarattn.evaluation.kernel_bench_sampling import VOCABULARIES, GumbelCell, RejectionCell
+from pillarattn.evaluation.kernel_bench_sampling import (
+    VOCABULARIES,
+    GumbelCell,
+    KeyedCell,
+    RejectionCell,
+)
 from pillarattn.evaluation.kernel_bench_selection import (
     HIDDEN,
     LayerOpsCell,
@@ -37,7 +42,7 @@ MOST_ERROR = {
     "verify_attention": 5e-3, "draft_attention": 5e-3, "mixed_attention": 5e-3,
     "topk_select": 0.0, "pooled_select": 0.0, "forecast_mass": 1e-4, "forecast_moments": 1e-4,
     "pool_layers": 1e-5, "layer_ops": 5e-3,
-    "gumbel_argmax": 0.0, "rejection_sample": 0.0,
+    "gumbel_argmax": 0.0, "rejection_sample": 0.0, "keyed_rejection": 0.0,
 }  # fmt: skip
 OPS = tuple(MOST_ERROR)
 
@@ -126,6 +131,9 @@ def _further_cells(ops: tuple[str, ...], *, quick: bool) -> Iterator[Cell]:
         if RejectionCell.op in ops:
             for batch in (32,) if quick else (16, 32, 288):
                 yield RejectionCell(batch, size)
+        if KeyedCell.op in ops:
+            for batch in (32,) if quick else (16, 32):
+                yield KeyedCell(batch, size)
 
 
 def _head(cell: Cell) -> Record:

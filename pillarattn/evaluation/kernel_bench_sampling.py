@@ -12,7 +12,7 @@ from pillarattn.evaluation import kernel_bench_cells as base
 from pillarattn.evaluation.kernel_bench_cells import largest
 from pillarattn.evaluation.kernel_bench_selection import UntunedCell
 from pillarattn.evaluation.kernel_bench_timing import Call
-from pillarattn.kernels import gumbel_argmax, rejection_sample
+from pillarattn.kernels import gumbel_argmax, keyed_rejection, rejection_sample
 
 # SmolLM2's and Qwen3's.
 VOCABULARIES = (49_152, 151_936)
@@ -107,3 +107,47 @@ class RejectionCell(SamplingCell):
         """Return the share of counts and tokens that differ from the reference's."""
         got: Any = self.call(given, tiles)()
         return self.unequal(got, rejection_sample(**given, implementation="reference"))
+
+
+@dataclass(frozen=True)
+class KeyedCell(SamplingCell):
+    """The same of an engine's step, `batch` rounds among it: the store's rows, keyed noise."""
+
+    op = "keyed_rejection"
+
+    @property
+    def bytes(self) -> int:
+        """One row of p and of q a round; the rest is small."""
+        return self.batch * self.length * (4 + 4)
+
+    def sample(self) -> dict[str, Any]:
+        """Return rounds as `RejectionCell`'s, with drafts in any order."""
+        device, drafts = base.DEVICE, self.batch * DRAFTED
+        logits = torch.randn(self.batch, DRAFTED + 1, self.length, device=device) * 3
+        probs = logits.softmax(dim=-1).flatten(0, 1)
+        draft = logits[:, :DRAFTED].add_(torch.rand((), device=device)).mul_(0.9)
+        order = torch.randperm(drafts, device=device)
+        laws = draft.softmax(dim=-1).flatten(0, 1)[order.argsort()]
+        places = torch.zeros(self.batch, DRAFTED + 1, dtype=torch.int64, device=device)
+        places[:, :DRAFTED] = order.view(self.batch, DRAFTED)
+        at = torch.arange(self.batch, device=device)
+        rows = torch.full_like(at, DRAFTED + 1)
+        return {
+            "probs": probs, "places": places.flatten(), "laws": laws, "longest": DRAFTED,
+            "rounds": torch.stack([at * (DRAFTED + 1), rows, torch.full_like(at, 7), at], dim=1),
+            "drafted": torch.multinomial(laws, 1).squeeze(1),
+        }  # fmt: skip
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Rotate fewer, for the same reason."""
+        count = max(2, base.ROTATED_BYTES // 4 // self.bytes)
+        return [self.sample() for _ in range(count)]
+
+    def call(self, given: dict[str, Any], tiles: Any) -> Call:
+        """Judge all rounds."""
+        return lambda: keyed_rejection(**given, implementation="triton")
+
+    def error(self, given: dict[str, Any], tiles: Any) -> float:
+        """Return the share of counts and tokens that differ from the reference's."""
+        got: Any = self.call(given, tiles)()
+        return self.unequal((got,), (keyed_rejection(**given, implementation="reference"),))

@@ -63,7 +63,10 @@ def test_the_next_pass_really_begins_first(delayed, prompts, monkeypatch):
     assert at_landings.count(2) > 0.9 * len(at_landings)
 
 
-def test_nobody_reads_a_draw_before_the_next_pass_is_there(delayed, prompts, monkeypatch):
+@pytest.mark.parametrize("acceptance", [None, "rejection"])
+def test_nobody_reads_a_draw_before_the_next_pass_is_there(
+    delayed, prompts, monkeypatch, acceptance
+):
     """Scores and tokens of a pass are asked for when the next one has been loaded."""
     order, read_later = [], batched_draws.read_later
 
@@ -75,7 +78,8 @@ def test_nobody_reads_a_draw_before_the_next_pass_is_there(delayed, prompts, mon
     monkeypatch.setattr(batched_draws, "read_later", later)
     run = delayed()
     for i, prompt in enumerate(prompts):
-        run.add_request(prompt, SamplingParams(max_tokens=60, temperature=0.9, seed=i))
+        params = SamplingParams(max_tokens=60, temperature=0.9, seed=i, acceptance=acceptance)
+        run.add_request(prompt, params)
     for _ in range(20):
         run.step()
     order.clear()
@@ -88,18 +92,18 @@ def test_nobody_reads_a_draw_before_the_next_pass_is_there(delayed, prompts, mon
 @pytest.mark.parametrize(
     "params",
     [
-        {"repetition_penalty": 1.2}, {"temperature": 0.8, "seed": 1, "acceptance": "rejection"},
+        {"repetition_penalty": 1.2}, {"temperature": 0.8, "seed": 1, "acceptance": "block"},
         {"draft_length": "confidence"},
         {"logits_processors": [lambda ids, logits: logits - logits.mean()]},
     ],
-    ids=["penalty", "rejection", "confidence", "processor"],
+    ids=["penalty", "block", "confidence", "processor"],
 )  # fmt: skip
 def test_requests_that_must_be_looked_at_are(delayed, engine, prompts, params):
     """Beside others, which wait for them."""
     given = [SamplingParams(max_tokens=16, **(params if i % 2 else {})) for i in range(6)]
     found = tokens(delayed().generate(prompts, given))
     wanted = tokens(engine().generate(prompts, given))
-    if params.get("acceptance") == "rejection":
+    if params.get("acceptance") == "block":
         # Which token comes depends on how rounds fall.
         found, wanted = found[::2], wanted[::2]
     assert found == wanted

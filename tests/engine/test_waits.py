@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ def watched(monkeypatch):
 
         return alone
 
-    for op in ("topk_select", "gumbel_argmax"):
+    for op in ("topk_select", "gumbel_argmax", "keyed_rejection"):
         function = dispatch._resolve(op, "reference")
         monkeypatch.setitem(dispatch._TABLE, (op, "reference"), kernel(function))
     monkeypatch.setattr(score_buffer, "_pooled_in_place", kernel(score_buffer._pooled_in_place))
@@ -141,7 +142,11 @@ def sampled(i):
     return SamplingParams(max_tokens=400, k=4, temperature=0.9, top_p=0.95, seed=i)
 
 
-@pytest.mark.parametrize("params", [greedy, sampled])
+def rejecting(i):
+    return replace(sampled(i), acceptance="rejection")
+
+
+@pytest.mark.parametrize("params", [greedy, sampled, rejecting])
 def test_a_step_reads_the_device_once_and_launches_no_more_for_more_requests(
     engine, watched, params
 ):

@@ -15,7 +15,7 @@ from pillarattn.cli.bench_kernels import kernels
 from pillarattn.evaluation import kernel_bench, kernel_bench_cells, kernel_bench_compile
 from pillarattn.evaluation.kernel_bench_cells import DraftCell, SelectCell, VerifyCell, cells
 from pillarattn.evaluation.kernel_bench_mixed import MixedCell
-from pillarattn.evaluation.kernel_bench_sampling import GumbelCell, RejectionCell
+from pillarattn.evaluation.kernel_bench_sampling import GumbelCell, KeyedCell, RejectionCell
 from pillarattn.evaluation.kernel_bench_selection import (
     LayerOpsCell,
     MassCell,
@@ -49,6 +49,7 @@ CASES = [
     (GumbelCell(2, 1100), None),
     (GumbelCell(3, 70, "float16"), None),
     (RejectionCell(2, 70), None),
+    (KeyedCell(2, 70), None),
 ]
 
 
