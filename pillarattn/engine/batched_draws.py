@@ -90,7 +90,7 @@ class DrawRows(NamedTuple):
     request_id: str
     kind: DrawKind
     first: int
-    count: int
+    count: int  # type: ignore[assignment]
     seed: int | None
     step: int
     laws: DraftLaws | None = None

@@ -111,9 +111,16 @@ def test_nobody_draws_nothing():
     assert draw_all(torch.zeros(0, VOCABULARY), []).found() == {}
 
 
-def test_a_draw_that_fails_is_made_for_each(engine, prompts, alone, monkeypatch):
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_draw_that_fails_is_made_for_each(engine, prompts, alone, monkeypatch, every):
+    calls = 0
+
     def fails(logits, wanted):
-        raise MemoryError("out of memory")
+        nonlocal calls
+        calls += 1
+        if calls % every == 0:
+            raise MemoryError("out of memory")
+        return draw_all(logits, wanted)
 
     monkeypatch.setattr("pillarattn.engine.outcomes.draw_all", fails)
     params = [

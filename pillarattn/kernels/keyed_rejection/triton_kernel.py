@@ -18,6 +18,8 @@ from pillarattn.kernels.rejection_sample.triton_kernel import _end_kernel
 
 # Tokens that a program races.
 STRETCH = 1024
+# Drafts of a round that no new kernel is compiled for: their number changes from step to step.
+FEW = 16
 
 _GOLDEN = tl.constexpr(noise.GOLDEN)
 _ACCEPT, _NEXT = tl.constexpr(purposes.ACCEPT), tl.constexpr(purposes.NEXT)
@@ -114,7 +116,7 @@ def keyed_rejection(
             probs, rounds, places, drafted, laws, verdicts, bests, winners, *probs.stride(),
             *rounds.stride(), places.stride(0), drafted.stride(0),
             *((0, 0) if laws is None else laws.stride()), size, stretches,
-            STRETCH=STRETCH, BLOCK_K=power_of_two(longest), HAS_LAWS=laws is not None,
+            STRETCH=STRETCH, BLOCK_K=max(FEW, power_of_two(longest)), HAS_LAWS=laws is not None,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         _end_kernel[(batch,)](
