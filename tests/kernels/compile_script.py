@@ -207,6 +207,9 @@ CASES: dict[str, Callable[[], None]] = {
     ),
     "row scores": lambda: paged_scores(rows=9, heads=32, kv_heads=8, dim=128),
     "row scores ones": lambda: paged_scores(rows=1, heads=1, kv_heads=1, dim=2, window=1),
+    "row scores further on": lambda: paged_scores(
+        rows=9, heads=32, kv_heads=8, dim=128, first_place=torch.zeros(1, dtype=torch.int64)
+    ),
     "pooled": lambda: pooled_select(layers=4, batch=2, heads=8, size=5000, dtype=FP32),
     "pooled ones": lambda: pooled_select(layers=1, batch=1, heads=1, size=1, dtype=BF16),
     "topk": lambda: topk_select(rows=4, heads=8, size=16384, kept=820, dtype=BF16),

@@ -37,6 +37,7 @@ def paged_row_scores(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    first_place: Tensor | None = None,
     implementation: str = "auto",
 ) -> None:
     """Write the row scores of some requests of a `mixed_attention` call.
@@ -49,9 +50,12 @@ def paged_row_scores(
         query: `[T, Hq, D]`, as in the call.
         key_pool: `[slots, Hkv, D]`.
         lse: `[T, Hq]` fp32 contiguous, the call's log-sum-exps.
-        out: `[V, Hkv, Q, S]` fp32, contiguous along S; Q and S hold the largest request.
+        out: `[V, Hkv, Q, S]` fp32, contiguous along S; Q and S hold the largest request. With a
+            `first_place`, there may be more places.
         scored: `[V]`, numbers of requests that read everything; -1 is nobody.
         row_starts, lengths, block_table, block_size, scale, window, softcap: as in the call.
+        first_place: `[1]` integer, place in `out` that is written for `scored[0]`, those after it
+            for the others. None: the first one.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Raises:
@@ -62,8 +66,11 @@ def paged_row_scores(
     check_floating(query=query, key_pool=key_pool)
     check_shape("lse", lse, tuple(query.shape[:2]), "[T, Hq]")
     check_integers("scored", scored, (None,), "[V]")
-    shape = (len(scored), key_pool.shape[1], None, None)
+    shape = (None if first_place is not None else len(scored), key_pool.shape[1], None, None)
     check_shape("out", out, shape, "[V, Hkv, Q, S]")
+    if first_place is not None:
+        check_integers("first_place", first_place, (1,), "[1]")
+        check_one_device(out=out, first_place=first_place)
     batch = len(lengths)
     check_integers("row_starts", row_starts, (batch + 1,), "[B + 1]")
     check_integers("block_table", block_table, (batch, None), "[B, P]")
@@ -82,5 +89,5 @@ def paged_row_scores(
     compute(
         query, key_pool, lse, out, scored=scored, row_starts=row_starts, lengths=lengths,
         block_table=block_table, block_size=block_size, scale=scale, window=window,
-        softcap=softcap,
+        softcap=softcap, first_place=first_place,
     )  # fmt: skip

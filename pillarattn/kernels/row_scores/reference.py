@@ -22,11 +22,13 @@ def paged_row_scores(
     scale: float,
     window: int | None,
     softcap: float | None,
+    first_place: Tensor | None = None,
 ) -> None:
     """Compute `kernels.paged_row_scores`; reads its integers on the host."""
     kv_heads, device = key_pool.shape[1], query.device
     group, dtype = query.shape[1] // kv_heads, accumulation_dtype(query.dtype)
-    for v, b in enumerate(scored.tolist()):
+    first_out = 0 if first_place is None else int(first_place)
+    for v, b in enumerate(scored.tolist(), first_out):
         if b < 0:
             continue
         first, end = row_starts[b : b + 2].tolist()

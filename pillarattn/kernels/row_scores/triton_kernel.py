@@ -146,11 +146,12 @@ def row_scores(
 
 @triton.jit
 def paged_row_scores_kernel(
-    query, key_pool, lse, out, scored, row_starts, lengths, block_table,
+    query, key_pool, lse, out, scored, first_place, row_starts, lengths, block_table,
     stride_qt, stride_qh, stride_ks, stride_kh, stride_tb, stride_ov, stride_oh, stride_oq,
     kv_heads, queries, size, scale_log2, softcap, window,
     G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Score one stretch of a request's keys for one KV head, if the request is there."""
     v = (tl.program_id(0) // kv_heads).to(tl.int64)
@@ -196,6 +197,8 @@ def paged_row_scores_kernel(
             end = tl.load(lse + row * (kv_heads * G) + head, mask=i < rows, other=0.0)
             share = tl.exp2(logits - end[:, None] * 1.4426950408889634)
             total += tl.where(visible, share, 0.0)
+        if HAS_FIRST:
+            v += tl.load(first_place).to(tl.int64)
         place = v * stride_ov + h * stride_oh + i.to(tl.int64) * stride_oq
         written = (i < rows) & (i < queries)
         tl.store(
@@ -219,11 +222,12 @@ def paged_row_scores(
     scale: float,
     window: int | None,
     softcap: float | None,
+    first_place: Tensor | None = None,
 ) -> None:
     """Compute `kernels.paged_row_scores`; nothing is read on the host."""
     _, query_heads, dim = query.shape
-    places, kv_heads, queries, size = out.shape
-    if not out.numel():
+    places, (_, kv_heads, queries, size) = len(scored), out.shape
+    if not places or not out.numel():
         return
     is_plain = query.dtype == torch.float32
     block_keys = 16 if is_plain else 64
@@ -231,12 +235,12 @@ def paged_row_scores(
     grid = (places * kv_heads, -(-size // block_keys), -(-queries // block_queries))
     with torch.cuda.device_of(query):
         paged_row_scores_kernel[grid](
-            query, key_pool, lse, out, scored.contiguous(), row_starts.contiguous(),
+            query, key_pool, lse, out, scored.contiguous(), first_place, row_starts.contiguous(),
             lengths.contiguous(), block_table,
             *query.stride()[:2], *key_pool.stride()[:2], block_table.stride(0), *out.stride()[:3],
             kv_heads, queries, size, scale * 1.4426950408889634,
             0.0 if softcap is None else softcap, 0 if window is None else window,
             G=query_heads // kv_heads, D=dim, BLOCK=block_size, BLOCK_Q=block_queries,
             BLOCK_N=block_keys, BLOCK_D=padded(dim), HAS_CAP=softcap is not None,
-            HAS_WINDOW=window is not None, num_warps=4,
+            HAS_WINDOW=window is not None, HAS_FIRST=first_place is not None, num_warps=4,
         )  # fmt: skip

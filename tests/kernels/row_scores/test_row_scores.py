@@ -52,7 +52,7 @@ def truth(case, b, *, scale=None, window=None, softcap=None, sinks=None):
     return scores
 
 
-def check(implementation, layout, name, dtype=torch.float32, device="cpu") -> None:
+def check(implementation, layout, name, dtype=torch.float32, device="cpu", first=None) -> None:
     case = make(PARTS, **LAYOUTS[layout], dtype=dtype, device=device)
     options = dict(OPTIONS[name])
     heads = case["query"].shape[1]
@@ -61,15 +61,21 @@ def check(implementation, layout, name, dtype=torch.float32, device="cpu") -> No
     lse = torch.full(case["query"].shape[:2], float("nan"), device=device)
     mixed_attention(**case, **options, lse=lse, implementation="reference")
     widest, longest = max(part.rows for part in PARTS), 70
+    places = len(SCORED) if first is None else 3 * len(SCORED)
     out = torch.full(
-        (len(SCORED), case["key_pool"].shape[1], widest, longest), float("nan"), device=device
+        (places, case["key_pool"].shape[1], widest, longest), float("nan"), device=device
     )
     named = {n: case[n] for n in ("row_starts", "lengths", "block_table", "block_size")}
     own = {n: v for n, v in options.items() if n != "sinks"}
     paged_row_scores(
         case["query"], case["key_pool"], lse, out, scored=torch.tensor(SCORED, device=device),
+        first_place=None if first is None else torch.tensor([first], device=device),
         **named, **own, implementation=implementation,
     )  # fmt: skip
+    first = first or 0
+    assert out[:first].isnan().all()
+    assert out[first + len(SCORED) :].isnan().all()
+    out = out[first:]
     tolerance = 2e-6 if dtype == torch.float32 else 2e-3
     for v, b in enumerate(SCORED):
         rows, length = (PARTS[b].rows, PARTS[b].length) if b >= 0 else (0, 0)
@@ -92,6 +98,12 @@ def test_triton_matches_fp64(layout, name, triton_dtype, triton_device) -> None:
     check("triton", layout, name, triton_dtype, triton_device)
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_places_may_begin_anywhere(first, triton_dtype, triton_device) -> None:
+    check("reference", "page 16, G3, D24", "window", first=first)
+    check("triton", "page 16, G3, D24", "window", triton_dtype, triton_device, first=first)
+
+
 def test_bad_arguments_are_named() -> None:
     case = make(PARTS)
     named = {n: case[n] for n in ("row_starts", "lengths", "block_table", "block_size")}
@@ -104,3 +116,5 @@ def test_bad_arguments_are_named() -> None:
         paged_row_scores(*given, lse[:3], out, scored=one, **named)
     with pytest.raises(ValueError, match="must be contiguous"):
         paged_row_scores(*given, lse, out.transpose(2, 3), scored=one, **named)
+    with pytest.raises(ValueError, match=r"first_place must have shape \[1\]"):
+        paged_row_scores(*given, lse, out, scored=one, first_place=torch.tensor([0, 1]), **named)
