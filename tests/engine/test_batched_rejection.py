@@ -193,3 +193,15 @@ def test_no_number_is_used_twice(engine, prompts, monkeypatch, delayed_verificat
     assert drawn > judged > 0
     assert len({id(one) for one in laws}) == 1
     assert laws[0].take() == 0, "all rows were given back"
+
+
+def test_drafts_of_the_targets_own_law_stand(delayed, prompts):
+    """Drafts that read everything: what any of them was drawn from is what it is judged by."""
+    run = delayed(s=1.0)
+    params = [
+        SamplingParams(max_tokens=20, temperature=1.0, seed=i, acceptance="rejection", top_k=5 * i)
+        for i in range(6)
+    ]
+    outputs = run.generate(prompts, params)
+    assert [len(o.token_ids) for o in outputs] == [20] * 6
+    assert run.stats.accepted >= run.stats.drafted - 1 > 60

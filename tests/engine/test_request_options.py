@@ -87,22 +87,23 @@ def law_of(model, prompt, new, top_k, temperature):
 )  # fmt: skip
 def test_samples_follow_the_law(engine, models, prompts, rule, drafter, is_delayed):
     """Chi-square over all continuations; drafts are few keys' and so often wrong."""
-    count, new = 1200, 3
+    # The passes of a delayed engine take longer here: fewer continuations, and as many of each.
+    count, top_k, limit, new = (400, 4, 103.4, 3) if is_delayed else (1200, 6, 290, 3)
     prompt = prompts[3] * (2 if drafter == "ngram" else 1)
     params = SamplingParams(
-        max_tokens=new, temperature=1.0, top_k=6, seed=11, n=count, acceptance=rule, k=2, s=0.4
-    )
+        max_tokens=new, temperature=1.0, top_k=top_k, seed=11, n=count, acceptance=rule, k=2, s=0.4
+    )  # fmt: skip
     run = engine(
         drafter=drafter, kv_tokens=8192, prefill_chunk=100, delayed_verification=is_delayed
     )
     run.runner.uses_buffers = is_delayed
     with torch.no_grad():
-        law = law_of(models()[0], prompt, new, 6, 1.0)
+        law = law_of(models()[0], prompt, new, top_k, 1.0)
     seen = Counter(o.token_ids for o in run.generate([prompt], params))
     assert seen.keys() <= law.keys()
     chi = sum((seen[text] - count * p) ** 2 / (count * p) for text, p in law.items())
-    # 215 degrees of freedom; 290 is exceeded less than once in a thousand.
-    assert chi < 290, chi
+    # 215 degrees of freedom, or 63; the limit is exceeded less than once in a thousand.
+    assert chi < limit, chi
     # Prompt lookup may find nothing to say in random text.
     assert run.stats.drafted > 0 or drafter == "ngram"
     assert run.stats.accepted < run.stats.drafted or not run.stats.drafted
