@@ -30,7 +30,7 @@ def draw_and_judge(
     Args:
         logits: `[R, V]` fp32.
         group: rows of one kind, those that draft first.
-        process: `(own rows [n], logits [n, V]) -> logits` of the kind.
+        process: `(own rows [n, 1], logits [n, V]) -> logits` of the kind.
         goes_on: says of processed logits whether drafts go on after them; None: all do.
 
     Returns:
