@@ -26,7 +26,7 @@ class Part(NamedTuple):
         segment: the request's.
         at: its first row.
         end: past its last one.
-        place: where its row scores go; None: nowhere.
+        place: where its row scores go, on the pass's side; None: nowhere.
     """
 
     segment: Segment
@@ -63,9 +63,9 @@ class MixedStep:
         self._shared: dict[Any, Any] = {}
 
     @property
-    def kind(self) -> tuple[int, bool, int]:
+    def kind(self) -> tuple[int, bool]:
         """What passes share that launch the same kernels over the same buffers."""
-        return self.rows, self.is_scored, self.side
+        return self.rows, self.is_scored
 
     def begin(self) -> None:
         """Forget what an earlier run of the same pass has left."""
@@ -112,8 +112,8 @@ class MixedStep:
             buffers = self.buffers
             paged_row_scores(
                 rows, pools[0], lse, self.scores[buffers.sizes.scored.index(index)],
-                scored=buffers.named["scored"], **self._requests(), **named,
-                implementation=kernels,
+                scored=buffers.named["scored"], first_place=buffers.named["first_place"],
+                **self._requests(), **named, implementation=kernels,
             )  # fmt: skip
         return out.transpose(0, 1).unsqueeze(0)
 
@@ -122,7 +122,9 @@ class MixedStep:
         if not self.is_scored:
             return
         self.buffers.kept_side = self.side
-        layers = dict(zip(self.buffers.sizes.scored, self.scores, strict=True))
+        sizes = self.buffers.sizes
+        own = self.scores[:, self.side * sizes.places :][:, : sizes.places]
+        layers = dict(zip(sizes.scored, own, strict=True))
         for part in self.parts:
             segment = part.segment
             if part.place is not None and segment.scores is not None:

@@ -114,10 +114,11 @@ class StepBuffers:
         device: where it is.
 
         is_delayed: whether the scores of a pass must outlive the next one: passes then write
-            theirs by turns to two places.
+            theirs by turns to two sides of `scores`.
 
     Attributes:
         sizes: what fits.
+        scores: row scores of scored passes, `[layers, sides * places, Hkv, Q, S]` fp32.
         generation: grows whenever the memory moves.
         side: whose turn it is.
         kept_side: where the scores of the last pass are that ran to its end.
@@ -128,17 +129,12 @@ class StepBuffers:
     ) -> None:
         self.cache, self.device = cache, device
         self._sides, self.side, self.kept_side = 2 if is_delayed else 1, 0, 0
-        self._scores: tuple[Tensor, ...] = ()
+        self.scores = torch.empty(0, 0, 0, 0, 0)
         self.block_size, self.scratch = cache.block_size, cache.slots // cache.block_size
         self.sizes, self.generation = Sizes(), 0
         self._table = np.zeros((0, 0), dtype=np.int32)
         self._selected = SeatSelections(device)
         self._seats: OrderedDict[Any, Seat] = OrderedDict()
-
-    @property
-    def scores(self) -> Tensor:
-        """Row scores of the pass that was loaded last, `[layers, places, Hkv, Q, S]` fp32."""
-        return self._scores[self.side]
 
     @property
     def indices(self) -> Tensor:
@@ -226,9 +222,7 @@ class StepBuffers:
         is_scored = any(s.scores is not None for s in segments)
         # Rows of nobody lie in as many blocks as a request may have.
         most = min(self.sizes.rows, rows + self.sizes.pages * self.block_size)
-        return buckets.rows_for(
-            rows, is_scored, self.side if is_scored else 0, generation=self.generation, most=most
-        )
+        return buckets.rows_for(rows, is_scored, generation=self.generation, most=most)
 
     def _take_tokens(self, parts: list[Part], ahead: PendingDraws) -> None:
         """Put the tokens in that the pass before draws, without asking what they are."""
@@ -264,7 +258,7 @@ class StepBuffers:
         lengths = {
             "tokens": sizes.rows, "positions": sizes.rows, "slots": sizes.rows,
             "row_starts": batch + 1, "lengths": batch, "tail_start": batch, "drafting": batch,
-            "scored": sizes.places,
+            "scored": sizes.places, "first_place": 1,
         }  # fmt: skip
         total = sum(lengths.values())
         self._host = np.zeros(total, dtype=np.int64)
@@ -277,10 +271,9 @@ class StepBuffers:
         seated = slice(0, max(0, len(known) - 1))
         self._table[seated, : known.shape[1]] = known[seated]
         self.block_table = torch.from_numpy(self._table).to(device, copy=True)
-        shape = (len(sizes.scored), sizes.places, sizes.heads, sizes.queries, sizes.span)
-        self._scores = tuple(
-            torch.empty(shape, device=device, dtype=torch.float32) for _ in range(self._sides)
-        )
+        places = self._sides * sizes.places
+        shape = (len(sizes.scored), places, sizes.heads, sizes.queries, sizes.span)
+        self.scores = torch.empty(shape, device=device, dtype=torch.float32)
 
     def _seats_of(self, segments: list[Segment]) -> list[Seat]:
         """Return the requests' seats; who has none takes one that was not used for longest."""
@@ -347,7 +340,8 @@ class StepBuffers:
         host["drafting"][table[drafts, 0]] = 1
         host["tail_start"][table[drafts, 0]] = [_tail_start(segments[i]) for i in drafts]
         scored = [i for i in order.tolist() if segments[i].scores is not None]
-        host["scored"][:] = -1
+        # Known on the device alone: recordings are of both sides.
+        host["first_place"][:], host["scored"][:] = self.side * self.sizes.places, -1
         host["scored"][: len(scored)] = table[scored, 0]
         places: list[int | None] = [None] * len(segments)
         for place, i in enumerate(scored):

@@ -8,6 +8,7 @@ import torch
 from pillarattn.datatypes import Phase
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import RequestView
+from pillarattn.engine.request_scores import RequestScores
 from pillarattn.engine.row_buckets import RowBuckets
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.step_buffers import Sizes
@@ -69,14 +70,14 @@ def test_a_pass_may_have_more_rows_than_it_needs(runner, monkeypatch):
     one, asked = segment(runner, "a", 5, first=7), []
     want = runner.run([one])[0]
 
-    def rows_for(self, rows, is_scored, side, *, generation, most):
-        asked.append((rows, is_scored, side, generation, most))
+    def rows_for(self, rows, is_scored, *, generation, most):
+        asked.append((rows, is_scored, generation, most))
         return most
 
     monkeypatch.setattr(RowBuckets, "rows_for", rows_for)
     got = runner.run([one])[0]
     # As many more as a request has blocks of one token for, of 64 that the buffers hold.
-    assert asked == [(5, False, 0, runner.buffers.generation, 5 + 16)]
+    assert asked == [(5, False, runner.buffers.generation, 5 + 16)]
     assert runner.buffers._filled == 21
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     layer = runner.cache.layers[0]
@@ -117,6 +118,40 @@ def test_scores_of_short_requests_do_not_grow_with_a_long_one():
     sizes = Sizes(pages=512, span=1024, width=64)
     assert sizes.lasting(0, 8000, 16) == sizes
     assert sizes.lasting(60, 8000, 16) == sizes
+
+
+@pytest.mark.parametrize("is_delayed", [False, True], ids=["plain", "delayed"])
+def test_scores_lie_where_requests_are_told(models, is_delayed):
+    """Passes of one kind, on both sides by turns where scores outlive the next pass."""
+    runner = ModelRunner(models()[1], slots=SLOTS, host_slots=0, block_size=1, kernels="auto",
+                         preflight=False, is_delayed=is_delayed)  # fmt: skip
+    runner.uses_buffers = True
+    # So that the pool has layers.
+    runner.run([segment(runner, "first", 1)])
+    found, kinds = [], set()
+    load = runner.buffers.load
+
+    def loaded(*given):
+        step = load(*given)
+        kinds.add(step.kind)
+        return step
+
+    runner.buffers.load = loaded
+    for i in range(4):
+        parts = [segment(runner, f"{i} {n}", 3 + n, first=20 * n) for n in range(2)]
+        for part in parts:
+            part.tokens = [t + i for t in part.tokens]
+            part.scores, part.scored_layers = RequestScores(), frozenset({1})
+        runner.run(parts)
+        now = [part.scores.shared[1][part.scores.place, :, :n, :n]
+               for n, part in enumerate(parts, 3)]  # fmt: skip
+        for own in now:
+            torch.testing.assert_close(own.sum(-1), torch.ones(own.shape[:2]))
+        found.append((now, [own.clone() for own in now]))
+        if is_delayed and i:
+            assert all(map(torch.equal, *found[-2]))
+            assert not any(map(torch.equal, found[-1][0], found[-2][0]))
+    assert len(kinds) == 1
 
 
 def test_a_request_keeps_its_seat_until_others_need_it(runner):
