@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pillarattn.kernels.block_sizes import padded
 
-
 # More than run at once: those that wait take up what the items' lengths leave uneven.
 PROGRAMS = 8
 # Keys and values of narrow heads, up to this, come faster by many small programs.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pillarattn.kernels.block_sizes import padded
+from pillarattn.kernels.block_sizes import padded, power_of_two
+
+# Programs that a launch over pages has at least, where there are keys enough: four for each
+# multiprocessor of a Hopper GPU.
+LEAST_PROGRAMS = 528
 
 
 @triton.jit
@@ -144,14 +150,35 @@ def row_scores(
     return scores
 
 
+@dataclass(frozen=True)
+class ScoreTiles:
+    """Sizes of one launch over pages.
+
+    Attributes:
+        keys: of a step.
+        most: steps of a program at most.
+        warps, stages: per program, and depth of the load pipeline.
+    """
+
+    keys: int = 64
+    most: int = 16
+    warps: int = 4
+    stages: int = 3
+
+    def stretch(self, size: int, lines: int) -> int:
+        """Return the keys of a program, if `lines` of them begin at each of `size` keys."""
+        wanted = power_of_two(-(-size * lines // LEAST_PROGRAMS))
+        return min(max(self.keys, wanted), self.keys * self.most)
+
+
 @triton.jit
 def paged_row_scores_kernel(
     query, key_pool, lse, out, scored, first_place, row_starts, lengths, block_table,
     stride_qt, stride_qh, stride_ks, stride_kh, stride_tb, stride_ov, stride_oh, stride_oq,
-    kv_heads, queries, size, scale_log2, softcap, window,
+    kv_heads, queries, size, scale_log2, softcap, window, stretch,
     G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Score one stretch of a request's keys for one KV head, if the request is there."""
     v = (tl.program_id(0) // kv_heads).to(tl.int64)
@@ -161,27 +188,37 @@ def paged_row_scores_kernel(
     first_row = tl.load(row_starts + b, mask=known, other=0).to(tl.int32)
     rows = tl.load(row_starts + b + 1, mask=known, other=0).to(tl.int32) - first_row
     length = tl.load(lengths + b, mask=known, other=0).to(tl.int32)
-    start = tl.program_id(1) * BLOCK_N
     first_query = tl.program_id(2) * BLOCK_Q
-    if (start < length) & (first_query < rows):
-        position = start + tl.arange(0, BLOCK_N)
-        i = first_query + tl.arange(0, BLOCK_Q)
-        columns = tl.arange(0, BLOCK_D)
-        inside = position < length
-        block = tl.load(block_table + b * stride_tb + position // BLOCK, mask=inside, other=0)
-        slot = block.to(tl.int64) * BLOCK + position % BLOCK
+    first = tl.program_id(1) * stretch
+    last = tl.where(first_query < rows, tl.minimum(first + stretch, length), first)
+    i = first_query + tl.arange(0, BLOCK_Q)
+    columns = tl.arange(0, BLOCK_D)
+    steps = tl.arange(0, BLOCK_N)
+    own = length - rows + i
+    row = (first_row + i).to(tl.int64)
+    if HAS_FIRST:
+        v += tl.load(first_place).to(tl.int64)
+    place = v * stride_ov + h * stride_oh + i.to(tl.int64) * stride_oq
+    written = (i < rows) & (i < queries)
+    table = block_table + b * stride_tb
+    # Looked up one step ahead: keys that wait for a chain of loads are not queued.
+    entry = tl.load(table + (first + steps) // BLOCK, mask=first + steps < last, other=0)
+    for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
+        position = start + steps
+        inside = position < last
+        slot = entry.to(tl.int64) * BLOCK + position % BLOCK
+        ahead = position + BLOCK_N
+        entry = tl.load(table + ahead // BLOCK, mask=ahead < last, other=0)
         k = tl.load(
             key_pool + slot[:, None] * stride_ks + h * stride_kh + columns[None, :],
             mask=inside[:, None] & (columns < D)[None, :],
             other=0.0,
         )
-        own = length - rows + i
         visible = (position[None, :] <= own[:, None]) & (i < rows)[:, None]
         if HAS_WINDOW:
             visible = visible & (position[None, :] > own[:, None] - window)
-        row = (first_row + i).to(tl.int64)
         total = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
-        for g in range(G):
+        for g in tl.static_range(G):
             head = h * G + g
             q = tl.load(
                 query + row[:, None] * stride_qt + head * stride_qh + columns[None, :],
@@ -197,10 +234,6 @@ def paged_row_scores_kernel(
             end = tl.load(lse + row * (kv_heads * G) + head, mask=i < rows, other=0.0)
             share = tl.exp2(logits - end[:, None] * 1.4426950408889634)
             total += tl.where(visible, share, 0.0)
-        if HAS_FIRST:
-            v += tl.load(first_place).to(tl.int64)
-        place = v * stride_ov + h * stride_oh + i.to(tl.int64) * stride_oq
-        written = (i < rows) & (i < queries)
         tl.store(
             out + place[:, None] + position[None, :],
             total / G,
@@ -223,6 +256,7 @@ def paged_row_scores(
     window: int | None,
     softcap: float | None,
     first_place: Tensor | None = None,
+    tiles: ScoreTiles | None = None,
 ) -> None:
     """Compute `kernels.paged_row_scores`; nothing is read on the host."""
     _, query_heads, dim = query.shape
@@ -230,17 +264,20 @@ def paged_row_scores(
     if not places or not out.numel():
         return
     is_plain = query.dtype == torch.float32
-    block_keys = 16 if is_plain else 64
+    tiles = tiles or (ScoreTiles(16, 1, 4, 1) if is_plain else ScoreTiles())
     block_queries = 16 if queries <= 16 or is_plain else 32
-    grid = (places * kv_heads, -(-size // block_keys), -(-queries // block_queries))
+    pairs, blocks = places * kv_heads, -(-queries // block_queries)
+    stretch = tiles.stretch(size, pairs * blocks)
+    grid = (pairs, -(-size // stretch), blocks)
     with torch.cuda.device_of(query):
         paged_row_scores_kernel[grid](
             query, key_pool, lse, out, scored.contiguous(), first_place, row_starts.contiguous(),
             lengths.contiguous(), block_table,
             *query.stride()[:2], *key_pool.stride()[:2], block_table.stride(0), *out.stride()[:3],
             kv_heads, queries, size, scale * 1.4426950408889634,
-            0.0 if softcap is None else softcap, 0 if window is None else window,
+            0.0 if softcap is None else softcap, 0 if window is None else window, stretch,
             G=query_heads // kv_heads, D=dim, BLOCK=block_size, BLOCK_Q=block_queries,
-            BLOCK_N=block_keys, BLOCK_D=padded(dim), HAS_CAP=softcap is not None,
-            HAS_WINDOW=window is not None, HAS_FIRST=first_place is not None, num_warps=4,
+            BLOCK_N=tiles.keys, BLOCK_D=padded(dim), STAGES=tiles.stages,
+            HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
+            HAS_FIRST=first_place is not None, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip

@@ -98,6 +98,22 @@ def test_triton_matches_fp64(layout, name, triton_dtype, triton_device) -> None:
     check("triton", layout, name, triton_dtype, triton_device)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_programs_of_many_steps(layout, triton_dtype, triton_device, monkeypatch) -> None:
+    """As where requests are long: a program walks several steps, and ends in the middle of one."""
+    kernel = pytest.importorskip("pillarattn.kernels.row_scores.triton_kernel")
+    monkeypatch.setattr(kernel, "LEAST_PROGRAMS", 1)
+    default, stretches = kernel.ScoreTiles.stretch, []
+
+    def stretch(tiles, *given):
+        stretches.append(default(kernel.ScoreTiles(tiles.keys, 3), *given))
+        return stretches[-1]
+
+    monkeypatch.setattr(kernel.ScoreTiles, "stretch", stretch)
+    check("triton", layout, "window", triton_dtype, triton_device)
+    assert stretches[0] >= 48
+
+
 @pytest.mark.parametrize("first", [0, 3])
 def test_places_may_begin_anywhere(first, triton_dtype, triton_device) -> None:
     check("reference", "page 16, G3, D24", "window", first=first)
