@@ -91,8 +91,11 @@ class Outcomes:
                 self._guarded(name, partial(self._first, name, raw, found(name)))
         for name in filter(is_here, plan.drafts):
             if name in drawn:
-                # Nothing of the request's own has a part in it, and so nothing of it can fail.
-                self._draft(name, drawn[name])
+                # A draft is not output: there is no news to look for, in the step's longest loop.
+                try:
+                    self._draft(name, drawn[name])
+                except Exception as error:
+                    self.fail(name, error)
             else:
                 self._guarded(name, partial(self._draft, name, found(name)))
         verified = [name for name, _ in plan.verifies if is_here(name)]

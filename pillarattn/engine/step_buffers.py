@@ -201,15 +201,22 @@ class StepBuffers:
         # A pass that failed is run again on the same side: the other one is still to be read.
         self.side = (self.kept_side + 1) % self._sides
         seats = self._seats_of(segments)
-        moved = [self._load_table(seat, segment) for seat, segment in zip(seats, segments,
-                                                                        strict=True)]  # fmt: skip
+        moved = [
+            (seat, segment)
+            for seat, segment in zip(seats, segments, strict=True)
+            if segment.table is None
+            or segment.table is not seat.table
+            or segment.table.version != seat.version
+        ]
+        for seat, segment in moved:
+            self._load_table(seat, segment)
         steady = is_steady(segments)
         self._filled = self._padded(segments, buckets if steady else None)
         parts = self._fill(segments, seats)
         self.ints.copy_(self._sent(self._host), non_blocking=True)
         if ahead is not None:
             self._take_tokens(parts, ahead)
-        if any(moved):
+        if moved:
             self.block_table.copy_(self._sent(self._table), non_blocking=True)
         self._load_selections(segments, seats)
         return MixedStep(self, parts, self._filled, is_steady=steady)
@@ -291,11 +298,9 @@ class StepBuffers:
                     seats[owner] = Seat(number)
         return [seats[owner] for owner in owners]
 
-    def _load_table(self, seat: Seat, segment: Segment) -> bool:
-        """Bring a seat's blocks up to date; return whether they had changed."""
+    def _load_table(self, seat: Seat, segment: Segment) -> None:
+        """Bring a seat's blocks up to date."""
         table, known = segment.table, seat.pages
-        if table is not None and table is seat.table and table.version == seat.version:
-            return False
         if table is None:
             # Somebody wrote slots down by hand.
             blocks = (segment.slots[:: self.block_size] // self.block_size).tolist()
@@ -308,7 +313,6 @@ class StepBuffers:
             seat.selections = None
         seat.table, seat.pages = table, len(new)
         row[: len(new)] = new
-        return True
 
     def _fill(self, segments: list[Segment], seats: list[Seat]) -> list[Part]:
         """Write the integers of a pass to the host's copy: rows in the order of the seats."""
