@@ -160,7 +160,7 @@ class ScoreTiles:
         warps, stages: per program, and depth of the load pipeline.
     """
 
-    keys: int = 64
+    keys: int = 128
     most: int = 16
     warps: int = 4
     stages: int = 3
@@ -264,7 +264,9 @@ def paged_row_scores(
     if not places or not out.numel():
         return
     is_plain = query.dtype == torch.float32
-    tiles = tiles or (ScoreTiles(16, 1, 4, 1) if is_plain else ScoreTiles())
+    if tiles is None:
+        # Wider heads leave room for fewer keys in flight.
+        tiles = ScoreTiles(16, 1, 4, 1) if is_plain else ScoreTiles(128 if dim <= 128 else 64)
     block_queries = 16 if queries <= 16 or is_plain else 32
     pairs, blocks = places * kv_heads, -(-queries // block_queries)
     stretch = tiles.stretch(size, pairs * blocks)
