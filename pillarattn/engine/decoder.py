@@ -296,22 +296,21 @@ class RequestDecoder:
     def _emit(self, chosen: list[int]) -> list[int]:
         """Commit tokens one by one, up to an end, an error or the last one."""
         text: Any = self.text
-        emitted: list[int] = []
+        request, before = self.request, len(self.request.output)
         for token in chosen:
             if token < 0:
                 raise ValueError(
                     f"no token is possible after {self.length} tokens: the processed logits are "
                     "all -inf, or NaN; check the logits processors and the model's dtype"
                 )
-            self.text.commit(token)
-            self._dead_ends.raise_if_reached(text, self.length - 1)
-            self.request.output.append(token)
-            emitted.append(token)
-            reason = self.stop(self.request)
+            text.commit(token)
+            self._dead_ends.raise_if_reached(text, text.length - 1)
+            request.output.append(token)
+            reason = self.stop(request)
             if reason is not None:
-                self.request.finish(reason)
+                request.finish(reason)
                 break
-        return emitted
+        return request.output[before:]
 
     def _processed(self, length: int, raw: Tensor) -> Tensor:
         """Return the logits after `length` tokens and their drafts, `[1, rows, V]`."""

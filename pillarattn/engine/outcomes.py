@@ -170,9 +170,10 @@ class Outcomes:
 
     def _next_round(self, name: str) -> None:
         """Say how long a request's coming round is, and look up drafts that take no steps."""
-        decoder = self.decoders[name]
-        if self.requests[name].finish_reason is None:
-            wish = decoder.wish(self.scheduler.entries[name].draft_room)
+        decoder, room = self.decoders[name], self.scheduler.entries[name].draft_room
+        # Without room it has none, as it stands.
+        if room and self.requests[name].finish_reason is None:
+            wish = decoder.wish(room)
             if decoder.proposes:
                 self.scheduler.proposed(name, decoder.propose(wish))
             else:

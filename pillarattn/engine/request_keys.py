@@ -78,8 +78,10 @@ class RequestKeys:
 
     def read_verify(self, segment: Segment) -> None:
         """Let a verify pass leave its scores."""
+        if not self.selects:
+            return
         self._scores = RequestScores()
-        if self.selects and self._selector.scores_verify:
+        if self._selector.scores_verify:
             segment.scores, segment.scored_layers = self._scores, self._sparse_layers()
 
     def seed(self, text: RequestText, *, emitted: int) -> None:
@@ -106,8 +108,10 @@ class RequestKeys:
 
     def end_round(self, text: RequestText, *, drafted: int, kept: int, emitted: int) -> None:
         """Say how a round went; the keys of the next one are still to be chosen."""
-        self._share.observe([drafted], [kept])
         self._begin(text.length - 1, emitted)
+        if not self.selects:
+            return
+        self._share.observe([drafted], [kept])
         s = self._share.choose(self._s)
         if s != self._selector.budget.s:
             self._selector.budget = replace(self._selector.budget, s=s)

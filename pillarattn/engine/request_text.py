@@ -52,7 +52,7 @@ class RequestText:
 
     def commit(self, token: int) -> None:
         """Append a token."""
-        self._write(self.length, token)
+        self._write(self.lengths[0], token)
         self.lengths[0] += 1
 
     @property

@@ -30,6 +30,8 @@ class DeadEnds:
         Raises:
             Exception: what the processor raised.
         """
+        if not self._errors:
+            return
         for row, reached in enumerate(history.lengths):
             error = self._errors.get((row, length))
             if error is not None and reached > length:
