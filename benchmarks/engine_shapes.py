@@ -40,9 +40,9 @@ KIND, RATIOS, SCHEMA = "engine-shapes", "engine-shapes-ratios", 1
 # In order of their worth: a run that is killed has the first ones. Fields of `EngineConfig`.
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {"speculative": False},
-    "speculative": {},
+    "speculative": {"delayed_verification": False},
     "delayed": {"delayed_verification": True},
-    "lockstep": {"phases": "lockstep"},
+    "lockstep": {"phases": "lockstep", "delayed_verification": False},
 }
 VARIANTS = ("plain", "speculative", "delayed", BASELINE, "lockstep")
 COMPARED = (

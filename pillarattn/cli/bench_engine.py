@@ -38,6 +38,9 @@ def engine(
     strategy: StrategyName = "pillar",
     min_budget: MinBudget = 128,
     temperature: SamplingTemperature = 0.6,
+    auto: Annotated[
+        bool, typer.Option(help="Also time an engine that measures both ways and chooses.")
+    ] = True,
     lockstep: Annotated[
         bool, typer.Option(help="Also time rounds in which all requests verify together.")
     ] = True,
@@ -59,7 +62,7 @@ def engine(
     plot: Annotated[Path | None, typer.Option(help="Figure to draw: .png, .pdf or .svg.")] = None,
     json_to: JsonTarget = None,
 ) -> None:
-    """Time the engine on one batch of requests: plain, speculative, in lockstep, and delayed.
+    """Time the engine on one batch of requests: plain, speculative, in lockstep, delayed, and auto.
 
     Tokens a second count from the moment when all prompts are read. Greedy tokens, and sampled ones
     by gumbel, are compared with plain ones; in float32 the exit code is 1 where they differ.
@@ -74,7 +77,7 @@ def engine(
             model=model, batches=parse_numbers(batch, "--batch"), length=length,
             new_tokens=new_tokens, ks=parse_numbers(k, "--k"), s=s, strategy=strategy,
             min_budget=min_budget, temperature=temperature,
-            acceptances=tuple(acceptance.split(",")), lockstep=lockstep, delayed=delayed,
+            acceptances=tuple(acceptance.split(",")), auto=auto, lockstep=lockstep, delayed=delayed,
             repeats=repeats, warm_ups=warm_ups, device=device, dtype=dtype,
         )  # fmt: skip
         with console.status("loading") as status:

@@ -27,7 +27,8 @@ class EngineConfig:
         max_batch: requests that run at a time.
         prefill_chunk: prompt tokens of a step, over all requests.
         max_length: tokens of prompt and output at most; None is what the model's config says.
-        speculative: False decodes plainly with the same attention and the same sampler.
+        speculative: False decodes plainly with the same attention and the same sampler; "auto"
+            measures both ways and lets rounds draft where that is faster.
         pillar: how drafts are made and which keys they read; requests may have their own `k` and
             `s`. Drafts come from the model itself ("sparse") or from the text ("ngram").
             `acceptance` "auto" is "gumbel": each request has a seed.
@@ -40,8 +41,8 @@ class EngineConfig:
         seed: of the seeds of requests that bring none; None draws them at random.
         preflight: compare a pass of packed requests with plain passes before the first one.
         cuda_graphs: on a GPU, record passes without prompts and replay them.
-        delayed_verification: begin a pass before the host has looked at the one before. Drafts go
-            over on the device; a request that has verified idles for a step.
+        delayed_verification: on a GPU, begin a pass before the host has looked at the one before.
+            Drafts go over on the device; a request that has verified idles for a step.
 
     Raises:
         ValueError: a value is out of range, or the engine has no such drafts.
@@ -53,7 +54,7 @@ class EngineConfig:
     max_batch: int = 64
     prefill_chunk: int = 512
     max_length: int | None = None
-    speculative: bool = True
+    speculative: bool | str = True
     pillar: PillarConfig = field(default_factory=PillarConfig)
     phases: str = "unified"
     admission: str = "optimistic"
@@ -63,7 +64,7 @@ class EngineConfig:
     seed: int | None = None
     preflight: bool = True
     cuda_graphs: bool = True
-    delayed_verification: bool = False
+    delayed_verification: bool = True
 
     def __post_init__(self) -> None:
         for name, minimum in (
@@ -85,11 +86,20 @@ class EngineConfig:
                     f"{name} must be one of {', '.join(map(repr, allowed))}, "
                     f"got {getattr(self, name)!r}"
                 )
+        if self.speculative not in (True, False, "auto"):
+            raise ValueError(f"speculative must be True, False or 'auto', got {self.speculative!r}")
         if self.kv_tokens < self.block_size:
             raise ValueError(
                 f"kv_tokens={self.kv_tokens} is less than a block of {self.block_size} tokens"
             )
-        drafter = SelfSpeculativeGenerator.from_config(self.pillar).new_drafter()
+        generator = SelfSpeculativeGenerator.from_config(self.pillar)
+        drafter, strategy = generator.new_drafter(), generator.new_selector().strategy
+        if self.speculative == "auto" and strategy.keeps_history:
+            # It would miss the rounds that drafted nothing.
+            raise ValueError(
+                f"speculative='auto' takes strategies without history, got {self.pillar.strategy!r}"
+                "; set speculative=True, or another strategy such as 'pillar'"
+            )
         if type(drafter) not in (SparseDrafter, NgramDrafter):
             raise ValueError(
                 "the engine takes pillar.drafter 'sparse' or 'ngram', got "

@@ -21,6 +21,7 @@ from pillarattn.engine.request import Request
 from pillarattn.engine.request_keys import RequestKeys
 from pillarattn.engine.request_text import RequestText
 from pillarattn.engine.sampling import processors_of, rule_of
+from pillarattn.engine.speculation_gate import SpeculationGate
 from pillarattn.engine.stopping import StopCheck
 from pillarattn.patch.dead_ends import DeadEnds
 from pillarattn.patch.logits import ProcessorRule
@@ -35,6 +36,7 @@ class RequestDecoder:
         cache: the pool.
         device: where the model is.
         stop: says where the output ends.
+        gate: says whether rounds draft; None: they do.
         laws: where requests keep what their drafts were drawn from; None: one of its own.
 
     Attributes:
@@ -53,9 +55,10 @@ class RequestDecoder:
         device: torch.device,
         stop: StopCheck,
         laws: DraftLaws | None = None,
+        gate: SpeculationGate | None = None,
     ) -> None:
         params = request.params
-        self.request, self.device, self.stop = request, device, stop
+        self.request, self.device, self.stop, self._gate = request, device, stop, gate
         self.k = params.k or 0
         self.text = RequestText(request.prompt, device)
         self._dead_ends = DeadEnds()
@@ -117,10 +120,8 @@ class RequestDecoder:
         Holds until the next one is asked for: a round's drafts differ in token and position alone.
         """
         done = len(self._drafts)
-        if self.pending:
-            token = PENDING
-        else:
-            token = self._drafts[-1] if done else self.text.newest
+        known = self._drafts[-1] if done else self.text.newest
+        token = PENDING if self.pending else known
         at = self.text.length + done + self.pending - 1
         segment = self._drafting
         if segment is not None and segment.table is table and not (segment.holes or table.away):
@@ -136,7 +137,7 @@ class RequestDecoder:
         tokens = self._round_tokens()
         segment = self._segment(Phase.VERIFY, tokens, self.length - 1, table)
         segment.keep = len(tokens)
-        self.keys.read_verify(segment)
+        self.keys.read_verify(segment, drafts=self._gate is None or self._gate.drafts)
         return segment
 
     def rows_to_draw(self, phase: Phase, first: int, count: int) -> DrawRows | None:
@@ -200,7 +201,10 @@ class RequestDecoder:
 
     def wish(self, room: int) -> int:
         """Return how many of at most `room` drafts the coming round should have."""
-        return min(room, self._length.choose(room)) if room else 0
+        if not room or (self._gate is not None and not self._gate.drafts):
+            return 0
+        # Keys of long ago would be poor ones: the coming pass leaves new scores.
+        return min(room, self._length.choose(room)) if self.keys.are_fresh else 0
 
     def propose(self, room: int) -> int:
         """Look up at most `room` drafts for the coming round; return how many there are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from pillarattn.engine.request import FinishReason, RequestOutput, SamplingParam
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler, StepPlan
 from pillarattn.engine.shared_prompts import SharedPrompts
+from pillarattn.engine.speculation_gate import SpeculationGate
 from pillarattn.engine.stats import EngineStats
 from pillarattn.engine.stopping import StopCheck
 from pillarattn.engine.streaming import StreamDriver
@@ -56,6 +58,9 @@ class Engine:
         self, model: Any, config: EngineConfig | None = None, *, tokenizer: Any = None
     ) -> None:
         self.config = config or EngineConfig()
+        generator = SelfSpeculativeGenerator.from_config(self.config.pillar)
+        is_auto = self.config.speculative == "auto" and self.config.pillar.k
+        self._gate = SpeculationGate(int(self.config.pillar.k)) if is_auto else None
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(self.config.scheduler())
         size = self.config.block_size
@@ -72,12 +77,13 @@ class Engine:
         self.model = self.runner.model
         self._stop = StopCheck(eos_tokens(self.model), tokenizer)
         self._shared = SharedPrompts()
-        self._intake = Intake(self.config, self.runner, self.scheduler, self._shared, self._stop)
+        self._intake = Intake(
+            self.config, self.runner, self.scheduler, self._shared, self._stop, self._gate
+        )
         self.requests, self._decoders = self._intake.requests, self._intake.decoders
-        selector = SelfSpeculativeGenerator.from_config(self.config.pillar).new_selector()
         self._outcomes = Outcomes(
             self.scheduler, self.requests, self._decoders, self._shared,
-            BatchedSelection(selector, self.runner.cache, self.runner.device),
+            BatchedSelection(generator.new_selector(), self.runner.cache, self.runner.device),
         )  # fmt: skip
         self._streams = StreamDriver(self.step, device=self.runner.device.type)
         self.last_plan = StepPlan()
@@ -182,7 +188,19 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one step; return the requests that got tokens or ended, in no particular order."""
         with self._inbox.stepping():
-            return self._step()
+            begun = perf_counter()
+            outputs = self._step()
+            plan = self.last_plan
+            if self._gate is not None and plan.only_decodes:
+                tokens = sum(len(output.new_token_ids) for output in outputs)
+                requests = len(plan.drafts) + len(plan.verifies) + len(plan.idle)
+                self._gate.stepped(perf_counter() - begun, tokens, requests)
+            return outputs
+
+    @property
+    def speculates(self) -> bool:
+        """Whether rounds that begin draft, as far as their requests and room allow."""
+        return self._gate.drafts if self._gate is not None else bool(self.config.speculative)
 
     def _step(self) -> list[RequestOutput]:
         # A step that was interrupted may have left more than one, or one that cannot wait.
@@ -229,8 +247,9 @@ class Engine:
         return self._flights[-1]
 
     def _can_wait(self, flight: Flight) -> bool:
-        """Whether a pass is looked at in the next step alone; without buffers none begins ahead."""
-        return self.config.delayed_verification and self.runner.uses_buffers and flight.can_wait
+        """Whether a pass is looked at in the next step alone; who drafts nothing would but idle."""
+        is_delayed = self.config.delayed_verification and self.speculates
+        return is_delayed and self.runner.runs_ahead and flight.can_wait
 
     def _land(self, *, but: int = 0) -> None:
         """Look at the passes that run, in order, but for the last ones."""

@@ -17,6 +17,7 @@ from pillarattn.engine.request import Request, SamplingParams
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler
 from pillarattn.engine.shared_prompts import SharedPrompts
+from pillarattn.engine.speculation_gate import SpeculationGate
 from pillarattn.engine.stopping import StopCheck
 from pillarattn.engine.weights_state import weights_state
 from pillarattn.patch.autocast import autocast_dtype
@@ -31,6 +32,7 @@ class Intake:
         scheduler: told of each request by `enqueue`, which must not run beside a step.
         shared: told of the samples of one prompt.
         stop: says where outputs end.
+        gate: says whether rounds draft; None: they do.
 
     Attributes:
         requests: those that have not ended, by id.
@@ -39,10 +41,10 @@ class Intake:
 
     def __init__(
         self, config: EngineConfig, runner: ModelRunner, scheduler: Scheduler,
-        shared: SharedPrompts, stop: StopCheck,
+        shared: SharedPrompts, stop: StopCheck, gate: SpeculationGate | None = None,
     ) -> None:  # fmt: skip
         self.config, self.runner, self.scheduler = config, runner, scheduler
-        self.shared, self.stop = shared, stop
+        self.shared, self.stop, self._gate = shared, stop, gate
         self.requests: dict[str, Request] = {}
         self.decoders: dict[str, RequestDecoder] = {}
         self._laws = DraftLaws()
@@ -129,7 +131,7 @@ class Intake:
         )  # fmt: skip
         decoder = RequestDecoder(
             request, generator, self.runner.cache, device=self.runner.device, stop=self.stop,
-            laws=self._laws,
+            laws=self._laws, gate=self._gate,
         )  # fmt: skip
         decoder.measures_heat = self.scheduler.kv.policy.needs_heat
         return decoder

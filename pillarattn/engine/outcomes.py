@@ -109,7 +109,7 @@ class Outcomes:
         ready = [
             name
             for name in names
-            if self.requests[name].finish_reason is None and self.decoders[name].keys.selects
+            if self.requests[name].finish_reason is None and self.decoders[name].keys.must_choose
         ]
         if self.selection.is_possible:
             ready = self._select_together(ready)

@@ -37,6 +37,7 @@ class RequestKeys:
         view: the request's part of the pool.
         seeds: the prompt's last queries, which choose the first round's keys.
         refreshes: whether each draft step chooses anew.
+        are_fresh: whether the last pass left what the coming round's keys are chosen by.
         table: the request's blocks; set with each pass.
     """
 
@@ -54,6 +55,7 @@ class RequestKeys:
         self._selector, self._share, self._s = selector, share, selector.budget.s
         self._filling = self._filled = 0
         self.selections: Mapping[int, Selection] = {}
+        self.are_fresh = True
         self.table = BlockTable()
         self._layers: frozenset[int] = frozenset()
         self._scores: RequestScores | None = None
@@ -76,9 +78,15 @@ class RequestKeys:
         if self.refreshes and self.selections:
             segment.selector, segment.emitted = self._selector, self._emitted
 
-    def read_verify(self, segment: Segment) -> None:
-        """Let a verify pass leave its scores."""
-        if not self.selects:
+    @property
+    def must_choose(self) -> bool:
+        """Whether a verify pass has left what coming drafts are to be chosen by."""
+        return self.selects and self.are_fresh
+
+    def read_verify(self, segment: Segment, *, drafts: bool = True) -> None:
+        """Let a verify pass leave its scores, if `drafts` may follow."""
+        self.are_fresh = drafts or not self.selects
+        if not (self.selects and drafts):
             return
         self._scores = RequestScores()
         if self._selector.scores_verify:

@@ -198,6 +198,11 @@ class ModelRunner:
         step.hand_over_scores()
         return PassLogits.in_order(logits, [s.keep for s in segments])
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether drafts can begin before those before them are known: without, nobody idles."""
+        return self.uses_buffers and all(layer.window is None for layer in self.cache.layers)
+
     def takes(self, segments: list[Segment]) -> bool:
         """Whether a pass can run while its `PENDING` tokens are known on the device alone."""
         return self.uses_buffers and self.buffers.needs(segments) is not None

@@ -59,6 +59,12 @@ class StepPlan:
     cooled: int = 0
 
     @property
+    def only_decodes(self) -> bool:
+        """Whether nothing is done for requests that come, leave, stop or return."""
+        others = (self.moves, self.interrupted, self.failed, self.forks, self.prefills)
+        return not any(others)
+
+    @property
     def decode_rows(self) -> int:
         """Rows of drafts and verify passes."""
         return len(self.drafts) + sum(rows for _, rows in self.verifies)

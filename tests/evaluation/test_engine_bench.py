@@ -24,7 +24,8 @@ def test_every_variant_decodes_the_same_tokens(records):
     (record,) = records
     variants = record["variants"]
     drafting = "k=3 s=0.05"
-    assert list(variants) == ["plain", drafting, f"{drafting} lockstep", f"{drafting} delayed"]
+    ways = ("", " lockstep", " delayed", " auto")
+    assert list(variants) == ["plain", *(drafting + way for way in ways)]
     assert all(found["same_tokens"] for found in variants.values())
     assert variants["plain"]["speedup"] == 1.0
     plain, drafted = (variants[name]["runs"][0] for name in list(variants)[:2])
@@ -39,7 +40,7 @@ def test_every_variant_decodes_the_same_tokens(records):
 
 def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint):
     bench = EngineBench(
-        model=str(tiny_checkpoint), lockstep=False, delayed=False,
+        model=str(tiny_checkpoint), auto=False, lockstep=False, delayed=False,
         acceptances=("gumbel", "rejection"), **{**SMALL, "ks": (2, 3), "warm_ups": 0},
     )  # fmt: skip
     (record,) = run_engine_bench(bench)
@@ -57,7 +58,7 @@ def test_an_unknown_rule_is_named():
 
 def test_the_plot_has_a_bar_for_each_variant_and_batch(records):
     axes = plot_engine_bench([*records, {**records[0], "batch": 5}])
-    assert len(axes.patches) == 8
+    assert len(axes.patches) == 10
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["3", "5"]
     with pytest.raises(ValueError, match="run bench engine first"):
         plot_engine_bench([])

@@ -1,0 +1,111 @@
+"""The engine's gate finds the faster way, keeps it while it is that, and does not cost much."""
+
+from __future__ import annotations
+
+import pytest
+
+from pillarattn.config import PillarConfig
+from pillarattn.engine import speculation_gate
+from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.request import SamplingParams
+from pillarattn.engine.speculation_gate import SpeculationGate
+
+
+def share_of_best(gate, steps, seconds, *, requests=64, per_step=None):
+    """Run a gate and return what it lost: time of the better way for the tokens / time that passed.
+
+    Args:
+        gate: made.
+        steps: how many.
+        seconds: of a step with and without drafts, by whether it drafts; or a function of the step.
+        requests: that run.
+        per_step: tokens of a step, likewise.
+    """
+    per_step = per_step or {True: 50, False: 64}
+    spent = tokens = 0.0
+    for step in range(steps):
+        cost = seconds(step) if callable(seconds) else seconds
+        spent += cost[gate.drafts]
+        tokens += per_step[gate.drafts]
+        gate.stepped(cost[gate.drafts], per_step[gate.drafts], requests)
+    best = min(cost[way] / per_step[way] for way in (True, False))
+    return tokens * best / spent
+
+
+@pytest.mark.parametrize("drafting", [0.4, 0.75, 1.0, 1.3, 2.5])
+def test_it_ends_near_the_better_way(drafting):
+    """At most 3 % are lost over 4,000 steps, however bad the other way is."""
+    gate = SpeculationGate(8)
+    seconds = {True: 50 / 64 / drafting, False: 1.0}
+    assert share_of_best(gate, 4000, seconds) > 0.97
+    if abs(drafting - 1) > 0.1:
+        assert gate.drafts == (drafting > 1)
+    assert gate.trials >= 2
+
+
+def test_it_follows_a_change():
+    """Contexts grow: drafts lose at first and win later."""
+    gate = SpeculationGate(4)
+    share_of_best(gate, 2000, {True: 1.2, False: 1.0})
+    assert not gate.drafts
+    share_of_best(gate, 20000, {True: 0.5, False: 1.0})
+    assert gate.drafts
+
+
+def test_another_batch_is_measured_anew():
+    gate = SpeculationGate(4)
+    share_of_best(gate, 2000, {True: 1.2, False: 1.0})
+    trials = gate.trials
+    share_of_best(gate, 100, {True: 0.5, False: 1.0}, requests=8)
+    assert gate.trials > trials
+    assert gate.drafts
+
+
+def test_a_step_that_records_something_does_not_count():
+    gate = SpeculationGate(4)
+
+    def seconds(step):
+        return {True: 0.6 if step % 20 else 30.0, False: 1.0}
+
+    for step in range(2000):
+        cost = seconds(step)[gate.drafts]
+        gate.stepped(cost, 50 if gate.drafts else 64, 64)
+    assert gate.drafts
+
+
+@pytest.mark.parametrize("delay", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_tokens_do_not_depend_on_the_gate(
+    engine, delayed, prompts, monkeypatch, delay, temperature
+):
+    """It opens and closes in the middle of rounds."""
+    monkeypatch.setattr(speculation_gate, "ROUNDS", 1)
+    monkeypatch.setattr(speculation_gate, "SETTLING", 0)
+    monkeypatch.setattr(speculation_gate, "HOLD", 1)
+    params = [SamplingParams(max_tokens=50, temperature=temperature, seed=i) for i in range(6)]
+    make = delayed if delay else engine
+    wanted = make(prefix_cache=False).generate(prompts, params)
+    run, ways = make(prefix_cache=False, speculative="auto"), set()
+    stepped = run._gate.stepped
+
+    def watched(seconds, tokens, requests):
+        ways.add(run.speculates)
+        # Either way is the better one by turns.
+        stepped(1.0 + (run._gate.trials % 2 == run.speculates), tokens, requests)
+
+    monkeypatch.setattr(run._gate, "stepped", watched)
+    outputs = run.generate(prompts, params)
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in wanted]
+    assert all(o.error is None for o in outputs)
+    assert ways == {True, False}
+    assert run._gate.trials > 3
+    assert 0 < run.stats.drafted < sum(o.drafted for o in wanted)
+    assert run.stats.rounds > sum(o.rounds for o in wanted)
+
+
+def test_what_it_cannot_gate_is_named():
+    with pytest.raises(ValueError, match="speculative must be True, False or 'auto', got 'yes'"):
+        EngineConfig(speculative="yes")
+    pillar = PillarConfig(strategy="h2o")
+    with pytest.raises(ValueError, match="takes strategies without history, got 'h2o'"):
+        EngineConfig(speculative="auto", pillar=pillar)
