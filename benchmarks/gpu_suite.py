@@ -35,6 +35,7 @@ TESTS = (
     "tests/engine",
 )  # fmt: skip
 ENGINE = "bench engine --device cuda --dtype bfloat16 --length 4096 --new-tokens 1024 --temperature"
+KERNELS = "bench kernels --op gumbel_argmax"
 GENERATE = "bench generate --device cuda --dtype bfloat16 --new-tokens 256 --length 7680"
 
 
@@ -60,9 +61,9 @@ class Part:
 
 
 PARTS = (
-    Part("kernels", "bench kernels --op gumbel_argmax --op rejection_sample", 90, "--json"),
-    Part("engine_64", f"{ENGINE} 0.6 --batch 64 --lockstep", 150),
-    Part("engine_256", f"{ENGINE} 0.6 --batch 256", 240),
+    Part("kernels", f"{KERNELS} --op rejection_sample --op keyed_rejection", 110, "--json"),
+    Part("engine_64", f"{ENGINE} 0.6 --batch 64 --k 4,8 --acceptance gumbel,rejection", 240),
+    Part("engine_256", f"{ENGINE} 0.6 --batch 256 --k 4", 300),
     Part("engine_8b", "engine_shapes --shape 8b --batch 32 --length 16384", 240, is_module=True),
     Part("engine_8b_1", "engine_shapes --shape 8b --batch 1 --variants plain,speculative,baseline",
          180, is_module=True),

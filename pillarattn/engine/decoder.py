@@ -99,6 +99,8 @@ class RequestDecoder:
     def forget_drafts(self) -> None:
         """Start the round again; the next draft is the first one."""
         self._drafts, self._drafting = [], None
+        if self._rejection is not None:
+            self._rejection.drafts = 0
         self._laws.forget()
 
     def leave(self) -> None:
@@ -161,7 +163,7 @@ class RequestDecoder:
         own, laws, is_draft = self._rejection, self._laws, phase is Phase.DRAFT
         assert own is not None
         if is_draft:
-            number = own.drafts + self.pending
+            number = own.draft_number(self.pending)
             places = [laws.row(len(self._drafts) + self.pending)]
         else:
             number, places = own.verdicts, laws.rows[: count - 1]

@@ -16,13 +16,14 @@ class OwnRejection(RejectionRule):
     """Token-wise rejection of one request, with noise keyed by seed, purpose and number.
 
     A token that is drawn again after a rejection must not meet noise that had a part in it. So the
-    noise is not keyed by position: each draft has the number of drafts that were looked at before
-    it, each verdict that of verdicts, the first token's among them, and both only grow. A draft
-    that is forgotten has used its number up; the one in its place has another, and whether it is
-    forgotten depends on room and not on noise that is still to come. What ran and was never looked
-    at (a step that raised) may use its number again: nothing that happens since depends on it. A
-    sample of a shared prompt has a seed of its own, a request that is resumed begins anew. Given
-    what came before it, the noise of each draw is thus fresh, and the law exact.
+    noise is not keyed by position: a verdict has the number of verdicts that were looked at before
+    it, the first token's among them, and a draft that of the coming verdict, and its place in the
+    round. A draft that is forgotten is drawn anew with the same noise: nobody has judged it, and
+    what it was may have decided that it was forgotten (a round that "confidence" draws out waits
+    longer for room), so that one of other noise would favour those that are not. Likewise what ran
+    and was never looked at (a step that raised). A sample of a shared prompt has a seed of its own,
+    a request that is resumed goes on. Given what came before it, the noise of each round is thus
+    fresh, and the law exact.
 
     The host knows the numbers ahead, so that draws of many requests can be made at once and before
     the ones before are looked at (`batched_rejection.py`); the tokens are those that the request
@@ -30,7 +31,8 @@ class OwnRejection(RejectionRule):
 
     Attributes:
         key: the seed, a signed number of 64 bits.
-        drafts, verdicts: how many have been looked at.
+        drafts: those of the round that have been looked at.
+        verdicts: how many have been looked at.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -38,12 +40,16 @@ class OwnRejection(RejectionRule):
         self.key = signed(torch.Generator().seed() if seed is None else seed)
         self.drafts = self.verdicts = 0
 
+    def draft_number(self, ahead: int = 0) -> int:
+        """Return the number of the round's next draft, or of one `ahead` of it."""
+        return (self.verdicts << 32) + self.drafts + ahead
+
     def draw(self, logits: Tensor, steps: list[int]) -> tuple[Tensor, Tensor | None]:
         """Sample from softmax(logits) `[1, V]` and return that distribution.
 
         Where no token is possible it is NaN, and the draft never stands.
         """
-        key = on_device([[self.key, DRAFT, self.drafts]], logits.device)
+        key = on_device([[self.key, DRAFT, self.draft_number()]], logits.device)
         token = gumbel_argmax(logits, key)
         self.drafts += 1
         return token.clamp_min_(0), logits.softmax(dim=-1)
@@ -59,7 +65,7 @@ class OwnRejection(RejectionRule):
             laws=None if draft.probs is None else draft.probs[0],
             longest=k,
         )
-        self.verdicts += 1
+        self.verdicts, self.drafts = self.verdicts + 1, 0
         return Verdict(verdict[1].tolist(), verdict[0])
 
 

@@ -34,6 +34,21 @@ def test_nobody_elses_draws_matter(rule):
     assert len({str(round) for round in first}) > 10
 
 
+def test_a_draft_that_is_forgotten_comes_again():
+    """Else a draft that makes its round be forgotten would come half as often."""
+    own, logits, first = OwnRejection(5), torch.zeros(1, 2, 2), 0
+    for _ in range(300):
+        token, law = own.draw(logits[:, 0], [0])
+        if not token:
+            own.drafts = 0
+            token, law = own.draw(logits[:, 0], [0])
+        verdict = own.judge(Draft(token.unsqueeze(1), law.unsqueeze(1)), logits, [0])
+        assert verdict.accepted == [1]
+        first += int(token)
+    # 5 standard deviations.
+    assert abs(first - 150) < 43
+
+
 @pytest.mark.parametrize("rule", [OwnRejection, OwnBlock])
 def test_without_a_seed_it_differs(rule):
     logits = torch.zeros(1, 10_000)
