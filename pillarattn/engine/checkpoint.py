@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from pillarattn.engine.logprobs import TokenLogprob
 from pillarattn.engine.request import RequestOutput, SamplingParams
 
 
@@ -50,6 +51,11 @@ class Checkpoint:
         known: dict[str, Any] = {
             name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()
         }
+        if known.get("logprobs") is not None:
+            known["logprobs"] = tuple(
+                TokenLogprob(token, own, tuple((i, p) for i, p in top))
+                for token, own, top in known["logprobs"]
+            )
         known["request_id"] = request_id
         return RequestOutput(**known)
 

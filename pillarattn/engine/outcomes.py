@@ -13,6 +13,7 @@ from pillarattn.engine.batched_draws import Drawn, draw_all
 from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.flight import Flight
+from pillarattn.engine.logprobs import token_logprobs
 from pillarattn.engine.pass_logits import PassLogits
 from pillarattn.engine.request import FinishReason, Request
 from pillarattn.engine.scheduler import Scheduler, StepPlan
@@ -45,6 +46,8 @@ class Outcomes:
         self.scheduler, self.requests, self.decoders = scheduler, requests, decoders
         self.shared, self.selection = shared, selection
         self.news: dict[str, list[int]] = {}
+        # Whose log probabilities are wanted, of which row on, and the tokens.
+        self._wanted: list[tuple[str, int, list[int]]] = []
 
     def fail(self, name: str, error: Exception) -> None:
         """End a request."""
@@ -87,8 +90,8 @@ class Outcomes:
         for name in (chunk.request_id for chunk in plan.prefills if chunk.emits):
             if is_here(name):
                 self.scheduler.landed(name)
-                raw = logits[flight.places[name]]
-                self._guarded(name, partial(self._first, name, raw, found(name)))
+                raw, row = logits[flight.places[name]], logits.spans[flight.places[name]][0]
+                self._guarded(name, partial(self._first, name, raw, found(name), row))
         for name in filter(is_here, plan.drafts):
             if name in drawn:
                 # A draft is not output: there is no news to look for, in the step's longest loop.
@@ -101,7 +104,9 @@ class Outcomes:
         verified = [name for name, _ in plan.verifies if is_here(name)]
         for name in verified:
             self.scheduler.landed(name)
-            self._guarded(name, partial(self._verify, name, found(name)))
+            row = logits.spans[flight.places[name]][0]
+            self._guarded(name, partial(self._verify, name, found(name), row))
+        self._note_logprobs(logits.rows)
         self._select(verified)
 
     def _select(self, names: list[str]) -> None:
@@ -142,11 +147,37 @@ class Outcomes:
         if new or self.requests[name].finish_reason is not None:
             self.news[name] = self.news.get(name, []) + new
 
-    def _first(self, name: str, raw: Tensor, found: Tensor | Drawn) -> None:
+    def _want_logprobs(self, name: str, row: int, tokens: list[int]) -> None:
+        if self.requests[name].params.logprobs is not None:
+            self._wanted.append((name, row, tokens))
+
+    def _note_logprobs(self, logits: Tensor) -> None:
+        """Give requests the log probabilities of what they have emitted, by one call for all."""
+        wanted, self._wanted = self._wanted, []
+        rows = [row + i for _, row, tokens in wanted for i in range(len(tokens))]
+        if not rows:
+            return
+        top = max(self.requests[name].params.logprobs or 0 for name, *_ in wanted)
+        try:
+            found = iter(
+                token_logprobs(logits, rows, [t for *_, own in wanted for t in own], top=top)
+            )
+        except Exception as error:
+            for name, *_ in wanted:
+                self.fail(name, error)
+            return
+        for name, _, tokens in wanted:
+            request = self.requests[name]
+            own = [next(found) for _ in tokens]
+            request.logprobs += [
+                one._replace(top=one.top[: request.params.logprobs]) for one in own
+            ]
+
+    def _first(self, name: str, raw: Tensor, found: Tensor | Drawn, row: int) -> None:
         decoder = self.decoders[name]
         self.shared.keep(name, raw, decoder.keys.seeds.seeds)
         self.shared.leave(name)
-        decoder.first_token(found)
+        self._want_logprobs(name, row, decoder.first_token(found))
         self._next_round(name)
 
     def _fork(self, name: str) -> None:
@@ -155,16 +186,18 @@ class Outcomes:
         decoder.keys.seeds.seeds.update(shared.seeds)
         decoder.keys.table = self.scheduler.entries[name].table
         self.scheduler.forked(name)
-        decoder.first_token(shared.raw)
+        self._want_logprobs(name, 0, decoder.first_token(shared.raw))
+        self._note_logprobs(shared.raw)
         self._next_round(name)
 
     def _draft(self, name: str, found: Tensor | Drawn) -> None:
         if not self.decoders[name].add_draft(found):
             self.scheduler.end_draft(name)
 
-    def _verify(self, name: str, found: Tensor | Drawn) -> None:
+    def _verify(self, name: str, found: Tensor | Drawn, row: int) -> None:
         decoder = self.decoders[name]
         emitted = decoder.judge(found)
+        self._want_logprobs(name, row, emitted)
         self.scheduler.verified(name, len(emitted), decoder.heat)
         self._next_round(name)
 

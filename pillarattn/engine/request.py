@@ -8,10 +8,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from pillarattn.engine.logprobs import TokenLogprob
+
 # `(ids [1, L] int64, logits [1, V] fp32) -> logits`, as a Hugging Face logits processor.
 LogitsProcessor = Callable[[Any, Any], Any]
 # Seeded noise, or rejection token by token or of the draft as a whole.
 ACCEPTANCE_RULES = ("gumbel", "rejection", "block")
+# Likeliest tokens that may be named beside each emitted one.
+MOST_LOGPROBS = 20
 
 
 class RequestState(Enum):
@@ -64,6 +68,8 @@ class SamplingParams:
             depend on nothing else; "rejection" or "block": drafts are kept more often and the law
             is the same, but which tokens come depends on the rounds, and so on the batch. None is
             the engine's.
+        logprobs: None keeps no log probabilities; 0 those of emitted tokens, n up to 20 the n
+            likeliest tokens beside each too.
         logits_processors: called in order after the penalties and before the temperature, on one
             row. They must be functions of their arguments: drafts make extra calls.
 
@@ -89,6 +95,7 @@ class SamplingParams:
     draft_length: Any = None
     draft_share: Any = None
     acceptance: str | None = None
+    logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +118,10 @@ class SamplingParams:
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True)
         _check_number("presence_penalty", self.presence_penalty)
         _check_number("frequency_penalty", self.frequency_penalty)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0)
+            if self.logprobs > MOST_LOGPROBS:
+                raise ValueError(f"logprobs must be at most {MOST_LOGPROBS}, got {self.logprobs}")
         if self.s is not None:
             _check_number("s", self.s, 0.0, 1.0, open_low=True)
         if self.acceptance not in (None, *ACCEPTANCE_RULES):
@@ -146,6 +157,7 @@ class Request:
         priority: smaller comes first; ties by arrival.
         parent: the request whose prompt pages it shares, or None.
         output: new token ids so far.
+        logprobs: of those, if they are wanted.
         state: see `RequestState`.
         finish_reason: why it ended, or None.
         error: what went wrong, for `FinishReason.ERROR`.
@@ -158,6 +170,7 @@ class Request:
     priority: int = 0
     parent: str | None = None
     output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: Exception | None = None
@@ -187,6 +200,7 @@ class Request:
             drafted=self.drafted,
             accepted=self.accepted,
             rounds=self.rounds,
+            logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
         )
 
 
@@ -206,6 +220,8 @@ class RequestOutput:
         drafted: tokens drafted.
         accepted: those that stood.
         rounds: verify passes.
+        logprobs: one a token of `token_ids`, or None if they were not wanted. A request that failed
+            may have fewer.
     """
 
     request_id: str
@@ -218,6 +234,7 @@ class RequestOutput:
     drafted: int = 0
     accepted: int = 0
     rounds: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     @property
     def finished(self) -> bool:
@@ -228,6 +245,11 @@ class RequestOutput:
     def acceptance_rate(self) -> float:
         """Accepted / drafted; 0 where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the tokens' log probabilities; None if they were not wanted."""
+        return None if self.logprobs is None else sum(one.logprob for one in self.logprobs)
 
 
 def joined(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
