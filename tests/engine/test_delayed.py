@@ -36,6 +36,16 @@ def test_tokens_of_every_family(delayed, prompts, alone, family):
     assert tokens(run.generate(prompts, GREEDY)) == [alone(p, 24, family) for p in prompts]
 
 
+def test_nobody_idles_where_drafts_cannot_begin_ahead(delayed, engine, prompts):
+    """Under a window drafts are not one call a layer: their tokens must be known."""
+    run, waiting = delayed("mistral"), engine("mistral", delayed_verification=False)
+    waiting.runner.uses_buffers = True
+    for one in (run, waiting):
+        one.generate(prompts, GREEDY)
+    assert not run.runner.runs_ahead
+    assert (run.stats.steps, run.stats.idle) == (waiting.stats.steps, waiting.stats.idle)
+
+
 def test_seeded_samples_are_those_of_an_engine_that_waits(delayed, engine, prompts):
     params = [seeded(i) for i in range(len(prompts))]
     outputs = delayed().generate(prompts, params)

@@ -150,7 +150,8 @@ def rejecting(i):
 def test_a_step_reads_the_device_once_and_launches_no_more_for_more_requests(
     engine, watched, params
 ):
-    few, many = (steady(engine, watched, n, params) for n in (4, 16))
+    # With the pass before looked at, whatever that was, few requests leave steps without a choice.
+    few, many = (steady(engine, watched, n, params, delayed_verification=False) for n in (4, 16))
     # Pooling on a CPU takes the rows that count as a list.
     assert {(work.waits, work.read) for work in (*few, *many)} <= {(0, 1), (0, 2)}
     launches = [sum(work.launches for work in works) / len(works) for works in (few, many)]
