@@ -30,6 +30,7 @@ Eviction = Annotated[
 PrefixCache = Annotated[
     bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Share pages of equal beginnings.")
 ]
+Auto = Annotated[bool, typer.Option("--auto", help="Measure, and draft only where that is faster.")]
 
 
 def serve(
@@ -46,6 +47,7 @@ def serve(
     max_batch: MaxBatch = 64,
     eviction: Eviction = "lifo",
     prefix_cache: PrefixCache = True,
+    auto: Auto = False,
     device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
@@ -55,7 +57,7 @@ def serve(
         run, create_app = _framework()
         config = EngineConfig(
             kv_tokens=kv_tokens, host_tokens=host_tokens, max_batch=max_batch, eviction=eviction,
-            prefix_cache=prefix_cache,
+            prefix_cache=prefix_cache, speculative="auto" if auto else True,
             pillar=PillarConfig(k=k, s=s, strategy=strategy, min_budget=min_budget),
         )  # fmt: skip
         where, _ = resolve_device(device), resolve_dtype(dtype)

@@ -194,7 +194,8 @@ class Engine:
             if self._gate is not None and plan.only_decodes:
                 tokens = sum(len(output.new_token_ids) for output in outputs)
                 requests = len(plan.drafts) + len(plan.verifies) + len(plan.idle)
-                self._gate.stepped(perf_counter() - begun, tokens, requests)
+                if requests:
+                    self._gate.stepped(perf_counter() - begun, tokens, requests)
             return outputs
 
     @property
@@ -248,7 +249,8 @@ class Engine:
 
     def _can_wait(self, flight: Flight) -> bool:
         """Whether a pass is looked at in the next step alone; who drafts nothing would but idle."""
-        is_delayed = self.config.delayed_verification and self.speculates
+        drafts = self._gate is None or self._gate.drafts
+        is_delayed = self.config.delayed_verification and drafts
         return is_delayed and self.runner.runs_ahead and flight.can_wait
 
     def _land(self, *, but: int = 0) -> None:

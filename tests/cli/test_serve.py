@@ -16,7 +16,7 @@ def test_it_runs_the_application_of_the_model(byte_checkpoint, monkeypatch):
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: runs.append((app, options)))
     arguments = [
         "serve", str(byte_checkpoint), "--port", "8123", "--k", "3", "--model-name", "tiny",
-        "--kv-tokens", "512", "--device", "cpu",
+        "--kv-tokens", "512", "--device", "cpu", "--auto",
     ]  # fmt: skip
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output

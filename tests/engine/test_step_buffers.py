@@ -168,6 +168,10 @@ def test_a_request_keeps_its_seat_until_others_need_it(runner):
     # Request 0 was away for longest.
     assert now["late"] == seats["0"]
     assert all(now[name] == seats[name] for name in map(str, range(1, 8)))
+    # Who is in a pass keeps its seat, also as the one that came first.
+    runner.run([parts[1], segment(runner, "later", 1, first=30)])
+    now = {owner[0]: seat.number for owner, seat in buffers._seats.items()}
+    assert (now["1"], now["later"]) == (seats["1"], seats["2"])
     assert buffers.generation == generation
     runner.run([*parts, late])
     assert buffers.generation > generation
