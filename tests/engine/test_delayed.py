@@ -7,8 +7,10 @@ import asyncio
 import pytest
 import torch
 
+from pillarattn.datatypes import Phase
 from pillarattn.engine import batched_draws
 from pillarattn.engine.request import SamplingParams
+from pillarattn.engine.runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=24)
 
@@ -61,8 +63,19 @@ def watch(run, monkeypatch):
 
 
 def test_the_next_pass_really_begins_first(delayed, prompts, monkeypatch):
-    run = delayed()
+    run, forward = delayed(), ModelRunner.run
     seen = watch(run, monkeypatch)
+
+    def looked_at(runner, segments, *ahead):
+        # A row that serves all drafts of a round serves no other one.
+        for segment in segments:
+            if segment.phase is Phase.DRAFT:
+                keys = run._decoders[segment.request_id].keys
+                assert segment.selections is keys.selections
+                assert segment.tail_start == keys._length
+        return forward(runner, segments, *ahead)
+
+    monkeypatch.setattr(ModelRunner, "run", looked_at)
     run.generate(prompts, GREEDY)
     running, at_landings = 0, []
     for event in seen:
