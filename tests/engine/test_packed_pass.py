@@ -63,7 +63,10 @@ def test_triton_kernels_read_the_same_pool(tiny_model, prompts):
     outputs = {}
     for kernels in ("reference", "triton"):
         pillar = pillarattn.PillarConfig(k=2, s=0.5, min_budget=8, recent=2, kernels=kernels)
-        engine = Engine(model, EngineConfig(kv_tokens=256, preflight=False, pillar=pillar))
+        config = EngineConfig(
+            kv_tokens=256, preflight=False, pillar=pillar, delayed_verification=False
+        )
+        engine = Engine(model, config)
         assert engine.runner.uses_buffers == (kernels == "triton")
         outputs[kernels] = engine.generate(prompts[1:3], SamplingParams(max_tokens=6))
     assert outputs["triton"] == outputs["reference"]
