@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.generation.logits_process import LogitsProcessorList
 
 from pillarattn.datatypes import on_device
 from pillarattn.decoding.draft_length import ConfidenceLength, DraftLength
@@ -222,9 +223,15 @@ def _draw(logits: Tensor, kind: DrawKind, group: list[DrawRows]) -> Tensor:
 
 def _processed(kind: DrawKind, ids: Tensor, rows: Tensor) -> Tensor:
     """Return logits `[n, V]` as a kind with a temperature has them; its processors read no ids."""
+    processors = _processors(kind)
+    found: Tensor = processors(ids, rows) if len(processors) else rows
+    return found
+
+
+@lru_cache(maxsize=256)
+def _processors(kind: DrawKind) -> LogitsProcessorList:
+    """Return a kind's processors, which keep nothing from call to call: a step needs them each."""
     params = SamplingParams(
         temperature=kind.temperature, top_k=kind.top_k, top_p=kind.top_p, min_p=kind.min_p
     )
-    processors = processors_of(params, prompt_length=0)
-    found: Tensor = processors(ids, rows) if len(processors) else rows
-    return found
+    return processors_of(params, prompt_length=0)

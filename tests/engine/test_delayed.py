@@ -186,13 +186,26 @@ def test_without_buffers_every_pass_is_looked_at(engine, prompts, alone):
     assert [ended[str(i)] for i in range(len(prompts))] == [alone(p, 24) for p in prompts]
 
 
-def test_scores_outlive_the_next_pass(delayed, prompts, monkeypatch):
-    """Keys are chosen from them when the next pass has been loaded, and has scores too."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_scores_outlive_the_next_pass(delayed, prompts, monkeypatch, fails):
+    """Keys are chosen from them when the next pass has been loaded, and has scores too.
+
+    One that fails is run again before anybody has looked at the pass before it.
+    """
     run = delayed()
     run.generate(prompts, SamplingParams(max_tokens=8))
     for prompt in prompts:
         run.add_request(prompt, SamplingParams(max_tokens=60))
     own, kept, seen = run._outcomes.land, {}, 0
+    own_forward, is_full = run.runner._forward, False
+
+    def forward(*arguments):
+        nonlocal is_full
+        logits = own_forward(*arguments)
+        if is_full:
+            is_full = False
+            raise MemoryError("out of memory")
+        return logits
 
     def scores_of(flight):
         name, _ = flight.plan.verifies[0]
@@ -207,11 +220,16 @@ def test_scores_outlive_the_next_pass(delayed, prompts, monkeypatch):
             seen += 1
         own(flight)
 
+    monkeypatch.setattr(run.runner, "_forward", forward)
     monkeypatch.setattr(run._outcomes, "land", land)
     for _ in range(30):
         run.step()
         if run._flights and run._flights[-1].plan.verifies:
             kept[id(run._flights[-1])] = scores_of(run._flights[-1]).clone()
+            if fails:
+                is_full = True
+                with pytest.raises(MemoryError):
+                    run.step()
     assert seen > 10
 
 

@@ -85,19 +85,27 @@ def test_tokens_do_not_depend_on_the_gate(
     make = delayed if delay else engine
     wanted = make(prefix_cache=False).generate(prompts, params)
     run, ways = make(prefix_cache=False, speculative="auto"), set()
-    stepped = run._gate.stepped
+    stepped, forward, scored = run._gate.stepped, run.runner.run, {True: 0, False: 0}
+
+    def launched(segments, *others):
+        scored[run.speculates] += sum(s.scores is not None for s in segments)
+        return forward(segments, *others)
 
     def watched(seconds, tokens, requests):
         ways.add(run.speculates)
+        # Nobody would do anything but idle.
+        assert run.speculates or not run._flights
         # Either way is the better one by turns.
         stepped(1.0 + (run._gate.trials % 2 == run.speculates), tokens, requests)
 
     monkeypatch.setattr(run._gate, "stepped", watched)
+    monkeypatch.setattr(run.runner, "run", launched)
     outputs = run.generate(prompts, params)
     assert [o.token_ids for o in outputs] == [o.token_ids for o in wanted]
     assert all(o.error is None for o in outputs)
     assert ways == {True, False}
     assert run._gate.trials > 3
+    assert scored[True] > 0 == scored[False]
     assert 0 < run.stats.drafted < sum(o.drafted for o in wanted)
     assert run.stats.rounds > sum(o.rounds for o in wanted)
 
