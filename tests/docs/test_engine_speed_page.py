@@ -6,6 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import torch
+
+from pillarattn.kernels.mixed_attention.tiles import PROGRAMS, default_tiles
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "engine_speed.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -72,3 +76,15 @@ def test_tiles():
     found = {tuple(cells) for cells in rows("Tiles").values() if re.match(r"[\d.]+ µs", cells[0])}
     assert len(found) == 5
     assert found <= wanted
+    for record in chosen:
+        shape, tiles = record["shape"], dict(record["tiles"])
+        query, pool = (
+            torch.empty(4, shape[heads], shape["dim"], dtype=torch.bfloat16, device="meta")
+            for heads in ("query_heads", "kv_heads")
+        )
+        assert tiles.pop("programs_per_multiprocessor") == PROGRAMS
+        default = default_tiles(query, pool, pool)
+        assert tiles == {
+            "block_rows": default.block_rows, "block_keys": default.block_keys,
+            "warps": default.warps, "stages": default.stages, "split": default.split,
+        }  # fmt: skip
