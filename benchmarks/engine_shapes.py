@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 import pillarattn
 from benchmarks.replayed_engine import SteadyEngine
+from benchmarks.shape_cells import integers, measure_variants, split_variants, write_record
 from benchmarks.shape_limits import (
     BASELINE,
     SCHEDULES,
@@ -33,7 +33,6 @@ from benchmarks.shape_limits import (
 )
 from benchmarks.shape_models import COMPILE_MODES, SHAPES, CompiledStep, free_bytes, random_model
 from pillarattn.evaluation.environment import environment, source_commit
-from pillarattn.evaluation.results import append_record
 from pillarattn.theory import Hardware
 
 KIND, RATIOS, SCHEMA = "engine-shapes", "engine-shapes-ratios", 1
@@ -76,21 +75,12 @@ def cell(
     given: argparse.Namespace, model: Any, ceilings: Hardware, batch: int, length: int
 ) -> bool:
     """Write the records of a cell; return whether no variant has failed."""
-    done: dict[str, Record] = {}
-    is_right = True
-    for name in given.variants:
-        record = header(given, model, ceilings, batch, length, name)
-        begun = time.perf_counter()
-        try:
-            done[name] = variant(given, model, ceilings, batch, length, name)
-            record |= done[name]
-        except MemoryError as error:
-            record["skipped"] = str(error)
-        except Exception as error:
-            record["error"] = f"{type(error).__name__}: {error}"
-            is_right = False
-        record["seconds"] = time.perf_counter() - begun
-        written(given, record)
+    done, is_right = measure_variants(
+        given.variants,
+        header=lambda name: header(given, model, ceilings, batch, length, name),
+        measure=lambda name: variant(given, model, ceilings, batch, length, name),
+        write=lambda record: written(given, record),
+    )
     ratios = {
         f"{a} / {b}": speed(done[a]) / speed(done[b])
         for a, b in COMPARED
@@ -104,10 +94,6 @@ def cell(
 
 def parsed() -> argparse.Namespace:
     """Return the command's options."""
-
-    def integers(text: str) -> list[int]:
-        return [int(word) for word in text.split(",")]
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--batch", type=integers, default=[32], help="requests; with commas")
@@ -123,10 +109,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    given.variants = given.variants.split(",")
-    unknown = sorted(set(given.variants) - set(VARIANTS))
-    if unknown:
-        parser.error(f"no variant {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
+    split_variants(parser, given, VARIANTS)
     return given
 
 
@@ -211,17 +194,7 @@ def header(
 
 def written(given: argparse.Namespace, record: Record) -> None:
     """Append a record to the file, and say in a line what it found."""
-    if given.out:
-        append_record(given.out, record)
-    found = {name: record[name] for name in SHOWN if record.get(name) is not None}
-    words = [f"{name} {_short(value)}" for name, value in found.items()]
-    print(f"B={record['batch']} L={record['length']} {record['variant']}: {', '.join(words)}")
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{name} {one:.2f}" for name, one in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    write_record(record, out=given.out, shown=SHOWN)
 
 
 if __name__ == "__main__":

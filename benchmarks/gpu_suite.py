@@ -37,6 +37,7 @@ TESTS = (
 ENGINE = "bench engine --device cuda --dtype bfloat16 --length 4096 --new-tokens 1024 --temperature"
 KERNELS = "bench kernels --op gumbel_argmax"
 GENERATE = "bench generate --device cuda --dtype bfloat16 --new-tokens 256 --length 7680"
+SHAPES = "generate_shapes --shape"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,16 @@ PARTS = (
     Part("generate_16", f"{GENERATE} --batch 16 --fixed 0:0.05,8:0.05", 150),
     Part("generate_1", f"{GENERATE} --batch 1 --fixed 0:0.05,8:0.05", 120),
     Part("generate_64", f"{GENERATE} --batch 64 --fixed 0:0.05,8:0.05", 200),
+    Part("generate_8b_1", f"{SHAPES} 8b --batch 1 --length 16384 --new-tokens 512", 260,
+         is_module=True),
+    Part("generate_8b_16", f"{SHAPES} 8b --batch 16 --length 8192", 300, is_module=True),
+    Part("generate_1.7b_1", f"{SHAPES} 1.7b --batch 1 --length 8192 --new-tokens 512", 200,
+         is_module=True),
+    Part("generate_1.7b_16", f"{SHAPES} 1.7b --batch 16 --length 8192", 200, is_module=True),
+    Part("generate_smollm2", f"{SHAPES} smollm2 --batch 1,16,64 --length 8192", 420,
+         is_module=True),
+    Part("prompt_8b", f"{SHAPES} 8b --length 32768 --new-tokens 32 "
+         "--variants dynamic,plain,speculative", 80, is_module=True),
     Part("probe", "probe_smollm2 --device cuda --dataset {dataset}", 90, is_module=True),
     Part("round_forecast", "round_profile --no-eager --strategy forecast", 60, is_module=True),
     Part("round_8b", "round_profile --no-eager --shape 8b --batch 32 --length 16384", 150,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pillarattn import SelfSpeculativeGenerator
+from pillarattn.config import AUTO
 from pillarattn.datatypes import Draft, Verdict
 from pillarattn.decoding.acceptance import AcceptanceRule
 from pillarattn.theory import alpha_of
@@ -25,14 +26,13 @@ class ReplayedRule(AcceptanceRule):
     """Draws greedily, and accepts each draft after accepted ones with one chance.
 
     Args:
-        rate: accepted / drafted in the mean, 0..1.
-        k: drafts a round; sets the chance.
+        chance: of each draft, 0..1, however many a round has.
         stamps: gets the host's time whenever the device has finished a verify pass.
     """
 
-    def __init__(self, rate: float, k: int, stamps: list[float]) -> None:
+    def __init__(self, chance: float, stamps: list[float]) -> None:
         super().__init__(SEED)
-        self._chance = alpha_of(rate * k, k) if k else 0.0
+        self._chance = chance
         self._noise = torch.Generator().manual_seed(SEED)
         self._stamps = stamps
 
@@ -56,15 +56,29 @@ class ReplayedGenerator(SelfSpeculativeGenerator):
     """A generator whose rounds accept by `ReplayedRule`, and that knows when each one ended.
 
     Attributes:
+        chance: of each draft after accepted ones.
         stamps: seconds of the host's clock, one a verify pass; the prompt's judgement comes first.
+
+    Args:
+        rate: accepted / drafted in the mean, 0..1, of rounds of `rate_k` drafts.
+        rate_k: None is the generator's own k; with k="auto" a number. Rounds of another k then have
+            the same chance a draft.
+        options: of `SelfSpeculativeGenerator`.
+
+    Raises:
+        ValueError: k="auto" and no `rate_k`.
     """
 
-    def __init__(self, rate: float, **options: Any) -> None:
+    def __init__(self, rate: float, *, rate_k: int | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.rate = rate
+        if rate_k is None:
+            if self.config.k == AUTO:
+                raise ValueError("k='auto' has rounds of many k; say which has the rate: rate_k=")
+            rate_k = int(self.config.k)
+        self.chance = alpha_of(rate * rate_k, rate_k) if rate_k else 0.0
         self.stamps: list[float] = []
 
     def new_rule(self, *, do_sample: bool) -> AcceptanceRule:
         """Return the rule of one generation."""
         self.stamps.clear()
-        return ReplayedRule(self.rate, self.config.k, self.stamps)
+        return ReplayedRule(self.chance, self.stamps)

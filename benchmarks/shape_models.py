@@ -21,13 +21,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.round_profile import SHAPES as LLAMA_SHAPES
 from pillarattn.evaluation.environment import machine
 from pillarattn.patch.compat import AttentionInterface
+from pillarattn.theory.known_models import KNOWN_MODELS
 
+_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
 # Token ids are even in number: the engine's replay makes a wrong token by the last bit.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {
         "model_type": "qwen3", **LLAMA_SHAPES["8b"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "rope_parameters": _ROPE,
     },
+    "1.7b": {**KNOWN_MODELS["Qwen3-1.7B"], "rope_parameters": _ROPE},
     "smollm2": {"model_type": "llama", **LLAMA_SHAPES["smollm2"]},
     "tiny": {
         "model_type": "qwen3", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128,
