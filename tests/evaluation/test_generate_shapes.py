@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from itertools import product
 from time import perf_counter
 
@@ -46,7 +47,7 @@ def test_every_variant_is_measured_labelled_and_compared(run, capsys):
         assert "error" not in record and "skipped" not in record
         assert record["kind"] == "generate-shapes" and record["weights"] == "random"
         assert record["environment"]["device"] == "cpu" and record["settings"]["new_tokens"] == 12
-        assert record["commit"] and record["warnings"] is None and record["peak_bytes"] is None
+        assert "commit" in record and record["warnings"] is None and record["peak_bytes"] is None
         assert record["tokens_per_second"] > 0 and record["step_ms"] > 0
     found = {record["variant"]: record for record in records}
     for name, runs in {"dynamic": 2, "static": 3, "plain": 2, "speculative": 2, "auto": 3}.items():
@@ -120,17 +121,20 @@ def test_recorded_passes_are_what_is_timed(run, rehearsed):
 
 
 def test_a_prompt_in_chunks_ends_with_its_last_one():
-    model = pillarattn.patch(random_model("tiny", torch.device("cpu")))
-    pillar, passes = generate_cell.PlainGenerator(), []
+    model, passes = random_model("tiny", torch.device("cpu")), []
+    cell = generate_cell.GenerateCell(Namespace(new_tokens=3), model, 2, 20)
     model.register_forward_hook(lambda *_: passes.append(perf_counter()))
-    for _ in range(2):
-        passes.clear()
-        model.generate(
-            torch.randint(1, 90, (2, 20)), prefill_chunk_size=8, max_new_tokens=3, do_sample=False,
-            assistant=pillar,
-        )  # fmt: skip
-        (prompt_end,) = pillar.stamps
-        assert len(passes) == 5 and passes[2] < prompt_end < passes[3]
+    pillarattn.patch(model)
+    for pillar in (generate_cell.PlainGenerator(), ReplayedGenerator(0.0, k=2)):
+        for _ in range(2):
+            passes.clear()
+            begun = perf_counter()
+            _, run = cell._timed({"assistant": pillar, "prefill_chunk_size": 8}, pillar)
+            # Three chunks, and what decodes.
+            assert passes[2] < pillar.stamps[0] < passes[3]
+            assert run["prompt_seconds"] > passes[2] - passes[0]
+            assert run["decode_seconds"] < perf_counter() - passes[2]
+            assert run["prompt_seconds"] + run["decode_seconds"] < perf_counter() - begun
 
 
 def test_static_can_be_left_out(run):
