@@ -13,13 +13,14 @@ from torch import Tensor
 import pillarattn
 from benchmarks.replayed_acceptance import ReplayedGenerator
 from benchmarks.shape_cells import Record
+from benchmarks.shape_limits import BASELINE
 from benchmarks.shape_models import CompiledStep, free_bytes, wait
 from pillarattn.config import AUTO
 from pillarattn.decoding.acceptance import AcceptanceRule
 from pillarattn.evaluation.batch_timing import timed_batch
 from pillarattn.evaluation.generate_bench_cell import KEPT, PHASES
 
-BASELINE, STATIC = "baseline", "static"
+STATIC = "static"
 # In order of their worth: a run that is killed has the first ones.
 VARIANTS = ("dynamic", "plain", "speculative", "auto", BASELINE, STATIC)
 # Whose text is not the model's.

@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.generate_cell import BASELINE, REPLAYED, STATIC, VARIANTS, GenerateCell
+from benchmarks.generate_cell import REPLAYED, STATIC, VARIANTS, GenerateCell
 from benchmarks.shape_cells import (
     Record,
     integers,
@@ -36,6 +36,7 @@ from benchmarks.shape_cells import (
     split_variants,
     write_record,
 )
+from benchmarks.shape_limits import BASELINE
 from benchmarks.shape_models import COMPILE_MODES, SHAPES, random_model
 from pillarattn.evaluation.environment import environment, source_commit
 
