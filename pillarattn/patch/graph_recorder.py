@@ -67,7 +67,7 @@ class GraphRecorder:
         # What is recorded does not run, but before it PyTorch writes down the state of random
         # numbers, which replays read: earlier ones must be done with it, later ones wait for it.
         stream.wait_stream(current)
-        with torch.cuda.stream(stream), _uncollected():
+        with torch.cuda.stream(stream), _uncollected(), _own_workspace():
             graph = torch.cuda.CUDAGraph()
             try:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -106,6 +106,21 @@ def _capture_something(device: torch.device) -> None:
         torch.zeros(1, device=device)
     finally:
         graph.capture_end()
+
+
+@contextmanager
+def _own_workspace() -> Iterator[None]:
+    """Give what is recorded inside a workspace for its matrix products from the pool of its graph.
+
+    PyTorch keeps one for each stream, made by the first product there, and frees it when another
+    graph of the stream ends or `torch.compile` records: those that still read it would then read
+    memory of others, or none. A block of its own pool stays in place as long as the graph.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager

@@ -84,6 +84,9 @@ class FakeCuda:
         monkeypatch.setattr(
             torch._C, "_cuda_releasePool", lambda *_: call("release"), raising=False
         )
+        monkeypatch.setattr(
+            torch._C, "_cuda_clearCublasWorkspaces", lambda: call("no workspace"), raising=False
+        )
         monkeypatch.setattr(graph_recorder, "_STREAMS", {})
         monkeypatch.setattr(graph_recorder, "_BROKEN", [])
 
@@ -100,7 +103,8 @@ def test_a_recording_waits_for_nothing_and_gives_no_memory_back(fake):
 
     replay = GraphRecorder().record(play, DEVICE)
     assert fake.calls == [
-        "own waits for current", "on own", "begin", "play", "end", "back", "current waits for own",
+        "own waits for current", "on own", "no workspace", "begin", "play", "end", "no workspace",
+        "back", "current waits for own",
     ]  # fmt: skip
     assert replay() == (0, 1)
     assert gc.isenabled()
@@ -130,7 +134,7 @@ def test_an_error_of_the_pass_ends_the_recording(fake, is_on):
         assert gc.isenabled() == is_on
     finally:
         gc.enable()
-    assert fake.calls[2:] == ["begin", "end", "reset", "back"]
+    assert fake.calls[2:] == ["no workspace", "begin", "end", "reset", "no workspace", "back"]
     assert not fake.allocating
 
 
@@ -150,12 +154,14 @@ def test_an_invalidated_capture_leaves_allocators_and_random_numbers_usable(fake
         recorder.record(waits, DEVICE)
     assert not fake.allocating
     assert not fake.draws_recorded
-    assert fake.calls[2 : 5 + is_swallowed] == [
+    assert fake.calls[2 : 6 + is_swallowed] == [
+        "no workspace",
         "begin",
         *["end"] * (1 + is_swallowed),
         "end of pool",
     ]
-    assert fake.calls[-1] == "back"
+    # What was made for the recording lies in its pool: no later one may be given it.
+    assert fake.calls[-2:] == ["no workspace", "back"]
     assert fake.calls.count("release") == 1
     assert "empty" not in fake.calls
     assert kept() == (0, 1)
@@ -252,6 +258,27 @@ def test_on_a_gpu_a_recording_that_fails_spoils_nothing(gpu):
             assert left["out"].eq(value * 2 + 1).all()
             replay()
             assert kept.eq(value * 2 + 1).all()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_two_pools_share_the_workspace_of_matrix_products(gpu):
+    left, right = (torch.randn(64, 64, device=gpu, dtype=torch.bfloat16) for _ in range(2))
+    # Eagerly first: what a thread's first product makes cannot be made inside a recording.
+    expected, held = left @ right, []
+    recorders = [GraphRecorder() for _ in range(3)]
+    replays = [one.record(lambda: held.append(left @ right), gpu) for one in recorders]
+    segments = torch.cuda.memory_snapshot()
+    for recorder in recorders:
+        sizes = [s["total_size"] for s in segments if s["segment_pool_id"] == recorder._pool]
+        # More than the one small tensor.
+        assert sum(sizes) >= 8 << 20
+    # The first graphs end, and others let go of all workspaces and unused memory.
+    del replays[:2], held[:2]
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    held[0].zero_()
+    replays[0]()
+    torch.testing.assert_close(held[0], expected)
 
 
 @pytest.mark.gpu
