@@ -42,7 +42,7 @@ test: $(VENV)/.stamp-dev  ## every test that this machine can run
 # their own.
 test-kernels: $(VENV)/.stamp-dev  ## the Triton kernels, interpreted on the CPU
 	@$(PY) -c 'import triton' 2>/dev/null || { echo "no triton for this machine"; exit 0; }; \
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(INTERPRETED)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) -m triton $(INTERPRETED)
 
 test-architectures: $(VENV)/.stamp-dev  ## every architecture of transformers, tiny and random
 	OMP_NUM_THREADS=1 PILLARATTN_ALL_ARCHITECTURES=1 $(PY) -m pytest -n $(WORKERS) \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -79,7 +80,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Mark what runs Triton kernels; skip what needs a GPU where there is none."""
+    for item in items:
+        cell = getattr(item, "callspec", None)
+        named = [] if cell is None else [v for v in cell.params.values() if isinstance(v, str)]
+        if "triton" in named or "triton_device" in getattr(item, "fixturenames", ()):
+            item.add_marker("triton")
     if torch.cuda.is_available():
         return
     for item in items:
@@ -147,6 +153,33 @@ def _build_tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
             config, dtype=torch.float32, attn_implementation=attention
         )
     return model.eval()
+
+
+@pytest.fixture
+def triton_device(request: pytest.FixtureRequest) -> torch.device:
+    """Return the device that Triton kernels run on; skip where they cannot run.
+
+    The interpreter (`TRITON_INTERPRET=1`) must be on before Triton is first imported, so that a
+    fixture cannot turn it on. `make test` runs tests that are marked `triton` once more, with it.
+    """
+    assert request.node.get_closest_marker("triton"), "nobody would run this test interpreted"
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.kernels.interpreter import repair_interpreter
+
+        repair_interpreter()
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU, and TRITON_INTERPRET is not 1")
+    return torch.device("cuda")
+
+
+@pytest.fixture
+def interpreted(triton_device: torch.device) -> None:
+    """Skip a test that is for interpreted kernels alone."""
+    if triton_device.type != "cpu":
+        pytest.skip("TRITON_INTERPRET is not 1")
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -30,17 +28,12 @@ from tests.engine.fused_cases import (
     rehearsing,
 )
 from tests.engine.test_engine import tokens
-from tests.kernels.interpreter import repair_interpreter
 
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
 # The package has a function of the same name.
 mixed_attention = sys.modules["pillarattn.kernels.mixed_attention"]
 # Fixtures.
 __all__ = ["calls", "over_buffers", "rehearsing"]
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
-    reason="TRITON_INTERPRET is not 1",
-)
 
 
 @pytest.mark.parametrize("family", FUSED)
@@ -59,14 +52,13 @@ def test_greedy_tokens(models, prompts, alone, calls, rehearsing, family, graphs
     assert (run.runner.graphs.replayed > (0 if family == "mistral" else 10)) == graphs
 
 
-@needs_triton
-@pytest.mark.parametrize("family", FUSED)
-def test_interpreted_kernels(models, prompts, alone, calls, family):
-    repair_interpreter()
+# A window, and norms of heads: what the kernels' arguments can differ in.
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+def test_interpreted_kernels(interpreted, models, prompts, alone, calls, family):
     texts = prompts[:2]
     run = engine_of(models(family)[1], kernels="triton", k=2)
-    outputs = run.generate(texts, SamplingParams(max_tokens=6))
-    assert tokens(outputs) == [alone(p, 6, family) for p in texts]
+    outputs = run.generate(texts, SamplingParams(max_tokens=4))
+    assert tokens(outputs) == [alone(p, 4, family) for p in texts]
     assert calls
     assert run.runner.fused.reason is None
 
@@ -304,11 +296,9 @@ def launches_of(model, *, is_fused):
     return mode.count
 
 
-@needs_triton
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_launches_of_a_layer(tiny_model, monkeypatch, family):
+def test_launches_of_a_layer(interpreted, tiny_model, monkeypatch, family):
     """Two norms, four products, the rotation, attention, the gate and the sum."""
-    repair_interpreter()
     # Guards that read nothing on a GPU.
     for module, name in (
         (layer_ops, "check_values"), (mixed_attention, "check_values"),

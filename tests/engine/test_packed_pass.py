@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from pillarattn.engine.paged_cache import RequestView
 from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
-from tests.kernels.interpreter import repair_interpreter
 
 
 def runner(model, **kwargs):
@@ -50,16 +47,9 @@ def test_rows_of_requests_do_not_see_each_other(models):
         torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(
-    find_spec("triton") is None
-    or not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"),
-    reason="no NVIDIA GPU, and TRITON_INTERPRET is not 1",
-)
-def test_triton_kernels_read_the_same_pool(tiny_model, prompts):
+def test_triton_kernels_read_the_same_pool(triton_device, tiny_model, prompts):
     """All requests by one call a layer, in whatever order their blocks are."""
-    if not torch.cuda.is_available():
-        repair_interpreter()
-    model = pillarattn.patch(tiny_model("llama").to("cuda" if torch.cuda.is_available() else "cpu"))
+    model = pillarattn.patch(tiny_model("llama").to(triton_device))
     outputs = {}
     for kernels in ("reference", "triton"):
         pillar = pillarattn.PillarConfig(k=2, s=0.5, min_budget=8, recent=2, kernels=kernels)
@@ -68,7 +58,7 @@ def test_triton_kernels_read_the_same_pool(tiny_model, prompts):
         )
         engine = Engine(model, config)
         assert engine.runner.uses_buffers == (kernels == "triton")
-        outputs[kernels] = engine.generate(prompts[1:3], SamplingParams(max_tokens=6))
+        outputs[kernels] = engine.generate(prompts[1:3], SamplingParams(max_tokens=5))
     assert outputs["triton"] == outputs["reference"]
     assert sum(o.accepted for o in outputs["triton"]) > 0
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 
 import pytest
 import torch
@@ -28,12 +26,7 @@ from pillarattn.kernels.draft_attention.tiles import DraftTiles
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 from pillarattn.kernels.topk_select.tiles import SelectTiles
 from pillarattn.kernels.verify_attention.tiles import VerifyTiles
-from tests.kernels.interpreter import repair_interpreter
 
-interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None,
-    reason="needs Triton's interpreter",
-)
 CASES = [
     (VerifyCell(1, 40, queries=2, pooled=False), VerifyTiles(16, 16, 32, stages=2)),
     (VerifyCell(1, 40, queries=2, pooled=True), VerifyTiles(16, 16, 32, stages=2)),
@@ -61,10 +54,9 @@ class FixedCeiling:
 
 
 @pytest.fixture
-def on_the_cpu(monkeypatch) -> None:
+def on_the_cpu(interpreted, monkeypatch) -> None:
     """Tiny fp16 cells on the CPU; every call takes 10 us."""
 
-    repair_interpreter()
     monkeypatch.setattr(kernel_bench_cells, "DEVICE", "cpu")
     monkeypatch.setattr(kernel_bench_cells, "DTYPE", torch.float16)
     monkeypatch.setattr(kernel_bench_cells, "ROTATED_BYTES", 1)
@@ -72,7 +64,6 @@ def on_the_cpu(monkeypatch) -> None:
     monkeypatch.setattr(kernel_bench, "rivals", lambda cell: iter(()))
 
 
-@interpreted
 @pytest.mark.parametrize(("cell", "tiles"), CASES, ids=lambda value: type(value).__name__)
 def test_a_right_kernel_is_timed_and_a_wrong_one_is_not(
     cell, tiles, on_the_cpu, monkeypatch

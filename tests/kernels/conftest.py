@@ -1,31 +1,9 @@
-"""Where Triton kernels are tested: on a GPU, or interpreted on the CPU with tiny shapes."""
+"""The dtypes that Triton kernels are tested with."""
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
-
 import pytest
 import torch
-
-from tests.kernels.interpreter import repair_interpreter
-
-
-@pytest.fixture
-def triton_device() -> torch.device:
-    """Return the device that Triton kernels run on; skip where they cannot run.
-
-    The interpreter (`TRITON_INTERPRET=1`) must be on before Triton is first imported, so that a
-    fixture cannot turn it on.
-    """
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        repair_interpreter()
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU, and TRITON_INTERPRET is not 1")
-    return torch.device("cuda")
 
 
 @pytest.fixture(params=["fp32", "fp16", "bf16"])

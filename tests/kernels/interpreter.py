@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,9 @@ def repair_interpreter() -> None:
     """Let Triton 3.6's interpreter compute as a GPU does; calling it again does nothing.
 
     Its loop bounds are arrays of one element, which NumPy 2.4 no longer turns into integers; and
-    its maximum of a number and NaN is NaN, where that of a GPU is the number.
+    its maximum of a number and NaN is NaN, where that of a GPU is the number. Its checks that
+    integers do not overflow take a quarter of its time, and their result is looked at only in
+    debug mode, which is off: they are left out.
     """
     interpreter = import_module("triton.runtime.interpreter")
     original = interpreter._patch_lang_tensor
@@ -28,3 +31,6 @@ def repair_interpreter() -> None:
         lhs, rhs, np.fmax
     )
     interpreter._patch_lang_tensor = patched
+    options = interpreter.interpreter_builder.options
+    assert not options.debug
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)

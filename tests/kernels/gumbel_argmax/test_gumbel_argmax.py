@@ -12,6 +12,7 @@ from pillarattn.kernels.gumbel_argmax.reference import _bounds
 from tests.kernels.gumbel_argmax.chances import KEY_RANGE, chi_square_z
 
 NAN, INF = float("nan"), float("inf")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(params=["reference", "triton"])
@@ -40,9 +41,11 @@ def some_keys(rows):
     return torch.randint(*KEY_RANGE, (rows, 3))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("size", [1, 97, 1024, 5003])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+# Every size meets every dtype and every scale.
+@pytest.mark.parametrize(("size", "dtype", "scale"), [
+    (size, DTYPES[(i + j) % 3], (0.0, 1.0, 30.0)[j])
+    for i, size in enumerate((1, 97, 1024, 5003)) for j in range(3)
+], ids=str)  # fmt: skip
 def test_it_is_the_argmax_of_the_sums(draw, dtype, size, scale) -> None:
     logits = (torch.randn(20, size) * scale).to(dtype)
     keys = some_keys(20)

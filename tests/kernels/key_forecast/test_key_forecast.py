@@ -22,6 +22,13 @@ SETS = {
 }  # fmt: skip
 SHAPES = {"S1": (2, 1, 1), "S63": (3, 2, 63), "S130": (2, 3, 130), "S600": (1, 2, 600)}
 IMPLEMENTATIONS = ("reference", "triton")
+# Every set of features meets two of the shapes, and every shape two of the sets.
+CELLS = [
+    (features, shape)
+    for i, features in enumerate(SETS)
+    for j, shape in enumerate(SHAPES)
+    if (j - i) % 4 in (0, 3)
+]
 
 
 def peaked(*shape, gen, device):
@@ -47,8 +54,7 @@ def at(implementation, request):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=["codes", "fp32"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("features", SETS)
+@pytest.mark.parametrize(("features", "shape"), CELLS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_moments(implementation, features, shape, dtype, request) -> None:
     names, device = SETS[features], at(implementation, request)
@@ -70,8 +76,7 @@ def test_moments(implementation, features, shape, dtype, request) -> None:
 
 @pytest.mark.parametrize("is_first", [False, True], ids=["later", "first"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=["codes", "fp32"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("features", SETS)
+@pytest.mark.parametrize(("features", "shape"), CELLS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_mass(implementation, features, shape, dtype, is_first, request) -> None:
     names, device = SETS[features], at(implementation, request)

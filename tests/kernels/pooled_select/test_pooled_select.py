@@ -65,7 +65,7 @@ def at(implementation, request):
     dtype=st.sampled_from([torch.float32, torch.float16]), seed=st.integers(0, 999),
 )  # fmt: skip
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_it_is_a_sort_of_whole_rows(
     implementation, lengths, windowed, budget, recent, sink, kind, layers, dtype, seed, request
