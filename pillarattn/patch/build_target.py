@@ -86,9 +86,9 @@ class Call:
             return
         captured = target.give_captured()
         if captured is not None and captured.reason is None:
-            key = self.key, target.cache.limit
-            joined = None if captured.fused is None else captured.fused.joined
-            self.kept.keep(key, KeptPasses(captured.rebound(None, None), joined), owner=self.model)
+            key, fused = (self.key, target.cache.limit), captured.fused
+            kept = KeptPasses(captured.rebound(None, None), fused)
+            self.kept.keep(key, kept, owner=self.model)
 
 
 def build_target(call: Call, *, sparse: bool, lockstep: bool) -> HFTarget | ForeignTarget:
@@ -164,15 +164,18 @@ def _capture(target: HFTarget, call: Call, earlier: KeptPasses | None) -> None:
         UnsupportedOptionError: it must, and cannot.
     """
     model, cache = call.model, target.cache
-    record, reason, fused = model.pillarattn_record, obstacle(model, cache), None
+    record = model.pillarattn_record
+    if earlier is not None:
+        # Its key says that nothing has come between.
+        again = earlier.fused
+        if again is None or not again.goes_on(record.fused):
+            joined = None if again is None else again.joined
+            again = FusedLayers(model, cache, record.fused, joined=joined, joins=not call.strict)
+        target.capture(lambda forward: earlier.captured.rebound(forward, again))
+        return
+    reason, fused = obstacle(model, cache), None
     if reason is None and call.kernels == "reference" and call.strict:
         reason = "kernels='reference' rounds by the number of rows"
-    if earlier is not None:
-        fused = FusedLayers(
-            model, cache, record.fused, joined=earlier.joined, joins=not call.strict
-        )
-        target.capture(lambda forward: earlier.captured.rebound(forward, fused))
-        return
     if reason is None:
         # Joined products have shapes of their own, which strict mode does not check.
         fused = FusedLayers(model, cache, record.fused, joins=not call.strict)

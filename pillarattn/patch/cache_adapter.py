@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pillarattn.datatypes import RowLengths
 from pillarattn.errors import UnsupportedModelError, UnsupportedOptionError
 from pillarattn.modules.attention import PillarAttention
 from pillarattn.modules.cache import ContiguousCache
@@ -44,6 +45,8 @@ class PillarCache(ContiguousCache, Cache):
         self.attention = PillarAttention()
         # The layer that was written last, until its attention has asked for it.
         self.written: int | None = None
+        # What fresh layers begin with, the same for all: lengths are counted on the device.
+        self._begun: RowLengths | None = None
         if config is not None:
             self.fit(config)
 
@@ -105,11 +108,27 @@ class PillarCache(ContiguousCache, Cache):
         """Append to a layer and return views that say where they come from."""
         while len(self.layers) <= layer_idx:
             self.layers.append(PillarCacheLayer(limit=self.limit))
-        self.layers[layer_idx].at_once = self.allocates_at_once
-        keys, values = self.layers[layer_idx].append(*as_attended(key_states, value_states))
+        layer = self.layers[layer_idx]
+        layer.at_once = self.allocates_at_once
+        if layer.lengths is None:
+            layer.lengths = self._beginning(key_states)
+        keys, values = layer.append(*as_attended(key_states, value_states))
         setattr(keys, ORIGIN, (self, layer_idx))
         self.written = layer_idx
         return keys, values
+
+    def _beginning(self, keys: Tensor) -> RowLengths:
+        """Return the lengths of a layer that holds nothing yet."""
+        batch, device, begun = keys.shape[0], keys.device, self._begun
+        if begun is None or len(begun.host) != batch or begun.device != device:
+            begun = self._begun = RowLengths([0] * batch, device)
+        return begun
+
+    def begin_anew(self) -> None:
+        """Forget all tokens as if there had never been any; the buffers stay where they are."""
+        self._begun = None
+        for layer in self.layers:
+            layer.lengths = None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest `-tokens_to_remove` tokens of every row."""

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from pillarattn.patch.model_parts import modules_of
+
 # Guards the counters of all models: they change once a generation, and a lock cannot be pickled.
 _SWITCH = threading.Lock()
 
@@ -43,12 +45,15 @@ class EagerSwitch:
                     self.taken.clear()
 
     def _take_off(self, model: nn.Module) -> None:
-        for module in model.modules():
+        for module in modules_of(model):
+            own = vars(module)
             # `module.compile()`, and `module.forward = torch.compile(module.forward)`.
-            own = {"_compiled_call_impl": None}
-            forward = vars(module).get("forward")
-            own["forward"] = getattr(forward, "_torchdynamo_orig_callable", forward)
-            for name, eager in own.items():
-                if vars(module).get(name) is not eager:
-                    self.taken.append((module, name, vars(module)[name]))
-                    vars(module)[name] = eager
+            compiled, forward = own.get("_compiled_call_impl"), own.get("forward")
+            if compiled is not None:
+                self._take(own, module, "_compiled_call_impl", None)
+            if forward is not None and hasattr(forward, "_torchdynamo_orig_callable"):
+                self._take(own, module, "forward", forward._torchdynamo_orig_callable)
+
+    def _take(self, own: dict[str, Any], module: nn.Module, name: str, eager: Any) -> None:
+        self.taken.append((module, name, own[name]))
+        own[name] = eager

@@ -23,6 +23,7 @@ from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.current_pass import find_cache
 from pillarattn.patch.fused_pools import ContiguousPools, FusedPools, OpenPools
 from pillarattn.patch.joined_weights import JoinedWeights
+from pillarattn.patch.model_parts import hooked, modules_of
 
 # Layers whose forward is exactly the one below, by file and class.
 KNOWN = {
@@ -117,10 +118,11 @@ class FusedLayers:
         self.kernels = kernels
         self.ran = 0
         self._switch = switch
-        found = [module for module in model.modules() if _is_known(module)]
+        found = [module for module in modules_of(model) if _is_known(module)]
         self.layers = found if all(map(_can_fuse, found)) else []
         self.last_norm = _last_norm(model) if self.layers else None
         self.own = set(map(id, self.modules))
+        self._inside = [part for module in self.modules for part in module.modules()]
         self.joined = joined or JoinedWeights()
         self._groups = [group for layer in self.layers for group in _groups(layer)] if joins else []
         self.refill()
@@ -129,6 +131,17 @@ class FusedLayers:
     def modules(self) -> list[Any]:
         """What is replaced."""
         return [*self.layers, *([] if self.last_norm is None else [self.last_norm])]
+
+    def goes_on(self, switch: FusedSwitch) -> bool:
+        """Whether another run of the same code over the same cache may use this; it is refilled.
+
+        Args:
+            switch: the model's.
+        """
+        if switch is not self._switch or hooked(self._inside):
+            return False
+        self.refill()
+        return True
 
     def refill(self) -> None:
         """Copy joined weights anew: the model's have been written to."""

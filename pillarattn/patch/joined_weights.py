@@ -8,6 +8,8 @@ from torch import Tensor, nn
 # Copies of weights may take so many bytes: a small model's products are bound by their launches, a
 # large one's by reading the weights, which copies do not make fewer.
 MOST_BYTES = 512 * 2**20
+# A weight and a bias, or None.
+Pair = tuple[Tensor, Tensor | None]
 
 
 class JoinedWeights:
@@ -18,30 +20,32 @@ class JoinedWeights:
     """
 
     def __init__(self) -> None:
-        self._weights: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self._memory: list[tuple[Tensor, Tensor | None]] = []
+        self._weights: dict[int, Pair] = {}
+        self._memory: list[Pair] = []
+        # Where each layer's weight and bias lie in it.
+        self._parts: list[Tensor] = []
 
     def fill(self, groups: list[list[nn.Linear]]) -> None:
         """Copy the weights of groups of layers, to where an earlier call put them."""
         self._weights.clear()
-        size = sum(linear.weight.nbytes for group in groups for linear in group)
-        if size > MOST_BYTES or (self._memory and len(self._memory) != len(groups)):
+        held: list[list[Pair]] = [
+            [(linear.weight, linear.bias) for linear in group] for group in groups
+        ]
+        size = sum(weight.nbytes for group in held for weight, _ in group)
+        if not 0 < size <= MOST_BYTES or (self._memory and len(self._memory) != len(groups)):
             return
-        if not all(map(_are_alike, groups)):
+        if not all(map(_are_alike, held)):
             return
         with torch.inference_mode(False), torch.no_grad():
-            for place, group in enumerate(groups):
-                weight = torch.cat([linear.weight for linear in group])
-                bias = None
-                if group[0].bias is not None:
-                    bias = torch.cat([linear.bias for linear in group])
-                if place == len(self._memory):
-                    self._memory.append((weight, bias))
-                else:
-                    for old, new in zip(self._memory[place], (weight, bias), strict=True):
-                        if old is not None and new is not None:
-                            old.copy_(new)
-                self._weights[id(group[0])] = self._memory[place]
+            if not self._memory:
+                self._memory = list(map(_empty, held))
+                for group, memory in zip(held, self._memory, strict=True):
+                    self._parts += _parts(group, memory)
+            new = [t for group in held for pair in group for t in pair if t is not None]
+            # One call: a launch for each of them would take as long as a pass.
+            torch._foreach_copy_(self._parts, new)
+        for linears, memory in zip(groups, self._memory, strict=True):
+            self._weights[id(linears[0])] = memory
 
     def outputs(self, linears: list[nn.Linear], rows: Tensor) -> Tensor:
         """Return the outputs of several linear layers side by side, `[T, sum of widths]`."""
@@ -59,5 +63,19 @@ class JoinedWeights:
         return out
 
 
-def _are_alike(group: list[nn.Linear]) -> bool:
-    return len({(linear.bias is None, linear.weight.dtype) for linear in group}) == 1
+def _empty(group: list[Pair]) -> Pair:
+    """Return memory for the joined weights of a group, and for its biases."""
+    weight, bias = group[0]
+    rows = sum(one.shape[0] for one, _ in group)
+    return weight.new_empty(rows, weight.shape[1]), None if bias is None else bias.new_empty(rows)
+
+
+def _parts(group: list[Pair], memory: Pair) -> list[Tensor]:
+    """Return where each layer's weight and bias go, in that order, layer by layer."""
+    heights = [weight.shape[0] for weight, _ in group]
+    parts = [one.split(heights) for one in memory if one is not None]
+    return [part for both in zip(*parts, strict=True) for part in both]
+
+
+def _are_alike(group: list[Pair]) -> bool:
+    return len({(bias is None, weight.dtype) for weight, bias in group}) == 1

@@ -11,15 +11,16 @@ from transformers import PreTrainedConfig
 
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.captured_passes import CapturedPasses
-from pillarattn.patch.fused_layers import is_switch
-from pillarattn.patch.joined_weights import JoinedWeights
+from pillarattn.patch.fused_layers import FusedLayers, is_switch
+from pillarattn.patch.model_parts import buffers_of, hooked, modules_of, parameters_of
 from pillarattn.patch.obstacle import obstacle, users_hooks
 
 # Modules that a setting cannot change, so that most of a model need not be looked into.
-STATELESS = (nn.Linear, nn.Embedding, nn.Identity, nn.SiLU, nn.ModuleList)
-PLAIN = (bool, int, float, str, torch.dtype, type(None))
-# What PyTorch itself keeps in a module.
-_INTERNAL = vars(nn.Module()).keys()
+STATELESS = {nn.Linear, nn.Embedding, nn.Identity, nn.SiLU, nn.ModuleList}
+PLAIN = {bool, int, float, str, torch.dtype, type(None)}
+TENSORS = {Tensor, nn.Parameter}
+# What PyTorch itself keeps in a module; a forward is judged apart.
+_NO_SETTING = frozenset((*vars(nn.Module()), "forward"))
 
 
 @dataclass
@@ -28,17 +29,16 @@ class KeptPasses:
 
     Attributes:
         captured: the passes.
-        joined: copies of weights that they read, or None.
+        fused: layers that they run, which hold parts of the model, but not the model; or None.
     """
 
     captured: CapturedPasses
-    joined: JoinedWeights | None
+    fused: FusedLayers | None
 
     def restart(self) -> PillarCache:
         """Return the cache, emptied; its buffers stay where the recordings expect them."""
         cache = self.captured.cache
-        for layer in cache.layers:
-            layer.lengths = None
+        cache.begin_anew()
         return cache
 
 
@@ -53,13 +53,15 @@ def kind_of(model: Any, input_ids: Tensor, *, kernels: str, strict: bool, code: 
         kernels, strict: of the call.
         code: what `code_of` says of the model.
     """
-    if obstacle(model, PillarCache(config=model.config)) is not None or code is None:
+    # Nothing is kept of a model whose own cache is an obstacle: there is no need to make one here.
+    if code is None or obstacle(model, PillarCache()) is not None:
         return None
     if torch.is_autocast_enabled(input_ids.device.type):
         # Weights in half precision are copies that end with the user's block.
         return None
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
+    modules = modules_of(model)
+    tensors = parameters_of(modules) + buffers_of(modules)
+    if not set(map(type, tensors)) <= TENSORS:
         # Only such a tensor itself knows where its numbers are.
         return None
     return (
@@ -74,23 +76,35 @@ def code_of(model: Any) -> Any:
 
     Hooks, adapters, switches and replaced parts change what runs.
     """
-    parts, configs = [], {}
-    for module in model.modules():
-        # A copy: other threads put forwards in and take them out.
-        own = dict(vars(module))
-        if _is_replaced(module, own.pop("forward", None)):
+    modules, parts = modules_of(model), []
+    heard = {id(module): tuple(users_hooks(module)) for module in hooked(modules)}
+    configs: dict[int, Any] = {}
+    for module in modules:
+        kind, own = type(module), vars(module)
+        if "forward" in own and _is_replaced(module, own.get("forward")):
             return None
-        parts.append(_part_of(module, own))
-        configs.update({id(v): v for v in own.values() if isinstance(v, PreTrainedConfig)})
-    kinds = frozenset((p.dtype, p.device) for p in model.parameters())
+        settings = () if kind in STATELESS else _settings(own, configs)
+        parts.append((kind, kind.forward, own["training"], heard.get(id(module), ()), settings))
+    kinds = frozenset((p.dtype, p.device) for p in parameters_of(modules))
     return kinds, tuple(parts), tuple(_plain(vars(config)) for config in configs.values())
 
 
-def _part_of(module: Any, own: dict[str, Any]) -> Any:
-    kind = type(module)
-    settings = () if kind in STATELESS else _plain({n: own[n] for n in own.keys() - _INTERNAL})
-    hooks = tuple(users_hooks(module))
-    return kind, kind.forward, module.training, hooks, settings
+def _settings(own: dict[str, Any], configs: dict[int, Any]) -> Any:
+    """Return what a module keeps, hashable; its configs, which many share, go to `configs`."""
+    found = []
+    # A copy: other threads put forwards in and take them out.
+    for name, value in own.copy().items():
+        if name in _NO_SETTING:
+            continue
+        kind = type(value)
+        if kind in PLAIN:
+            found.append((name, value))
+            continue
+        # Of its type, not of itself: configs look up all that is asked of them in many places.
+        if issubclass(kind, PreTrainedConfig):
+            configs[id(value)] = value
+        found.append((name, _plain(value)))
+    return frozenset(found)
 
 
 def _is_replaced(module: Any, own: Any) -> bool:
@@ -102,12 +116,21 @@ def _is_replaced(module: Any, own: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return a setting in a hashable form; of a tensor its place, of objects nothing."""
-    if type(value) is Tensor:
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is Tensor:
         return value.data_ptr(), value.dtype, value.shape, value.stride()
-    if isinstance(value, dict):
-        return frozenset((repr(name), _plain(one)) for name, one in value.items())
-    if isinstance(value, (list, tuple)):
+    if issubclass(kind, dict):
+        return frozenset([(_name(name), _plain(one)) for name, one in value.items()])
+    if issubclass(kind, (list, tuple)):
         return tuple(map(_plain, value))
-    if isinstance(value, (set, frozenset)):
+    if issubclass(kind, (set, frozenset)):
         return frozenset(map(_plain, value))
-    return value if isinstance(value, PLAIN) else None
+    # Such as the members of an enumeration that are numbers too.
+    return value if issubclass(kind, (int, float, str)) else None
+
+
+def _name(name: Any) -> Any:
+    """Return a key of a dictionary in a form that no other key has."""
+    return name if type(name) is str else (type(name), repr(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pillarattn.patch.cache_adapter import PillarCache
+from pillarattn.patch.model_parts import hooked, modules_of, parameters_of
 
 # Hooks of these packages do nothing, or look at a first pass alone, unless a run asks for more.
 OWN = ("pillarattn", "transformers")
@@ -14,10 +15,11 @@ def obstacle(model: Any, cache: PillarCache) -> str | None:
     """Return why no pass of `model` over `cache` can be recorded, or None."""
     if cache.state_layers:
         return "some layers keep recurrent states, which are put back by the host"
-    if any(map(users_hooks, model.modules())):
+    modules = modules_of(model)
+    if any(map(users_hooks, hooked(modules))):
         heard = next(name for name, module in model.named_modules() if users_hooks(module))
         return f"a forward hook of {heard or 'the model'} would not be called in a replayed pass"
-    devices = {p.device for p in model.parameters()}
+    devices = {p.device for p in parameters_of(modules)}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         return f"the weights are on {', '.join(sorted(map(str, devices)))}, not on one GPU"
     return None

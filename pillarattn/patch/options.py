@@ -119,8 +119,8 @@ def check_prompt(
             "a DynamicCache or a PillarCache, or none"
         )
     mask = kwargs.get("attention_mask")
-    is_holed = mask is not None and bool((mask[:, 1:] < mask[:, :-1]).any())
-    if is_holed and has_window(model.config):
+    # The window first: to look at a mask is to wait for the device.
+    if mask is not None and has_window(model.config) and bool((mask[:, 1:] < mask[:, :-1]).any()):
         raise UnsupportedOptionError(
             "attention_mask has zeros after ones, and the model has windows, which count masked "
             f"tokens; pad on the left only, {_PLAIN}"

@@ -224,3 +224,16 @@ def test_an_exception_leaves_no_step_on_a_users_cache(pair, prompt, drafting):
     finally:
         handle.remove()
     assert cache.step is None
+
+
+def test_layers_that_begin_together_share_their_lengths():
+    """Each of its own would be a copy to the device, and a kernel."""
+    cache, two = pillarattn.PillarCache(), torch.zeros(2, 2, 5, 16)
+    for layer in range(3):
+        cache.update(two, two, layer)
+    assert all(layer.lengths is cache.layers[0].lengths for layer in cache.layers)
+    assert cache.lengths.host == (5, 5)
+    other, three = pillarattn.PillarCache(), torch.zeros(3, 2, 4, 16)
+    other.update(two, two, 0)
+    other.update(three, three, 1)
+    assert [layer.lengths.host for layer in other.layers] == [(5, 5), (4, 4, 4)]

@@ -103,6 +103,46 @@ def test_the_next_call_goes_on_with_the_recordings_of_the_last(
         assert copied.kept.take(None) is None
 
 
+def test_weights_written_in_place_are_those_of_the_next_call(
+    rehearsed, tiny_model, drafting, prompt
+):
+    """Not even a version counts what is written to `.data`."""
+    plain = tiny_model("llama")
+    patched, pillar, ids = pillarattn.patch(copy.deepcopy(plain)), drafting(), prompt(2, 20)
+    before = patched.generate(ids, **NEW, assistant=pillar)
+    for model in (plain, patched):
+        model.model.layers[0].mlp.gate_proj.weight.data.neg_()
+    out = patched.generate(ids, **NEW, assistant=pillar)
+    assert len(rehearsed) == 1
+    assert not torch.equal(out, before)
+    assert torch.equal(out, plain.generate(ids, **NEW))
+
+
+@pytest.mark.parametrize("change", [None, "hook", "patched anew"])
+def test_fused_layers_go_on_while_nobody_listens_to_their_parts(
+    rehearsed, tiny_model, drafting, prompt, change
+):
+    plain = tiny_model("llama")
+    patched, pillar, ids = pillarattn.patch(copy.deepcopy(plain)), drafting(), prompt(2, 20)
+    patched.generate(ids, **NEW, assistant=pillar)
+    first, mlp = pillar.kept._held[1].fused, patched.model.layers[1].mlp
+
+    def watch(*_):
+        pass
+
+    # Such a hook does nothing unless a run asks for more, and ends no recording.
+    watch.__module__ = "transformers.utils.output_capturing"
+    if change == "hook":
+        mlp.register_forward_hook(watch)
+    elif change == "patched anew":
+        pillarattn.patch(pillarattn.unpatch(patched))
+    out = patched.generate(ids, **NEW, assistant=pillar)
+    assert torch.equal(out, plain.generate(ids, **NEW))
+    second = pillar.kept._held[1].fused
+    assert (second is first) == (change is None)
+    assert bool(second.layers) == (change != "hook")
+
+
 @pytest.mark.parametrize(
     "change",
     [
