@@ -23,6 +23,12 @@ from tests.engine.test_engine import tokens
 __all__ = ["calls", "over_buffers", "rehearsing"]
 
 
+@pytest.fixture
+def prompts(prompts):
+    """Three are enough where a model, its copies and its recordings are what is tested."""
+    return prompts[1:4]
+
+
 def in_place(model):
     with torch.no_grad():
         for parameter in model.parameters():

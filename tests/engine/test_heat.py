@@ -9,7 +9,7 @@ from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.request import RequestState, SamplingParams
 from pillarattn.modules.strategies import STRATEGIES
 
-NEW = 50
+NEW = 40
 
 
 def run_all(run, prompts, params):

@@ -13,6 +13,7 @@ from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.engine import Engine
 from pillarattn.engine.request import SamplingParams
 from pillarattn.modules.strategies import STRATEGIES
+from tests.conftest import TINY_FAMILIES
 
 NEW = 20
 
@@ -78,7 +79,7 @@ def test_drafts_are_those_of_an_engine_without(engine, kin):
     for strategy in STRATEGIES.names():
         runs = [engine(prefix_cache=on, strategy=strategy, s=0.5) for on in (True, False)]
         outputs = [
-            [run.generate([p], SamplingParams(max_tokens=NEW))[0] for p in (kin[0], kin[4], kin[1])]
+            [run.generate([p], SamplingParams(max_tokens=10))[0] for p in (kin[0], kin[4], kin[1])]
             for run in runs
         ]
         assert outputs[0] == outputs[1], strategy
@@ -86,12 +87,17 @@ def test_drafts_are_those_of_an_engine_without(engine, kin):
         assert runs[0].stats.shared_tokens > 0 == runs[1].stats.shared_tokens, strategy
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 64])
+# Every family at one size, and every size with full layers, with windows and with both.
+SIZES = {family: (1, 16, 64)[i % 3] for i, family in enumerate(TINY_FAMILIES)}
+WHOLE = [(family, size) for family in ("llama", "mistral", "gemma2") for size in (1, 16, 64)]
+
+
+@pytest.mark.parametrize(("family", "block_size"), sorted({*SIZES.items(), *WHOLE}))
 def test_families_and_pages_of_every_size(engine, kin, alone, family, block_size):
     run = engine(family, block_size=block_size, kv_tokens=2048)
     for _ in range(2):
-        outputs = run.generate(kin, SamplingParams(max_tokens=NEW))
-        assert [o.token_ids for o in outputs] == [alone(p, NEW, family) for p in kin]
+        outputs = run.generate(kin, SamplingParams(max_tokens=10))
+        assert [o.token_ids for o in outputs] == [alone(p, 10, family) for p in kin]
     # One token a page, five tokens of seeds: all the rest of a prompt is found.
     if block_size == 1:
         assert run.stats.shared_tokens == 2 * 56 + 55 + sum(len(p) - 5 for p in kin)

@@ -112,7 +112,7 @@ def test_requests_that_come_and_go_share_recordings(
     monkeypatch.setattr(GraphedPasses, "_record", recorded)
     monkeypatch.setattr(GraphedPasses, "_compared", counted)
     monkeypatch.setattr(RowBuckets, "rows_for", chosen)
-    wanted, outputs = [(p, 16 + 3 * i) for i, p in enumerate(prompts * 2)], {}
+    wanted, outputs = [(p, 10 + 2 * i) for i, p in enumerate(prompts * 2)], {}
     for graphs in (False, True):
         run = engine_of(
             models()[1], graphs=graphs, delayed_verification=is_delayed, kv_tokens=4096,
