@@ -81,6 +81,17 @@ def choose(
     ):
         # On a CPU there is nothing to weigh, and every layer of every step asks.
         return _resolve(op, "reference")
+    function = _TABLE.get((op, "triton"))
+    if (
+        implementation == "auto"
+        and unsupported is None
+        and callable(function)
+        and not torch.is_grad_enabled()
+        and tensors
+        and all(tensor.is_cuda for tensor in tensors)
+    ):
+        # Likewise where Triton was imported already, and nothing speaks against it.
+        return function
     names = implementations(op)
     if not names:
         ops = sorted({registered for registered, _ in _TABLE})

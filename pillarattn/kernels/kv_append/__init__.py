@@ -43,15 +43,9 @@ def kv_append(
             positions is not read, so that its caller answers for the capacity; Triton leaves out
             the tokens that do not fit.
     """
-    check_shape("keys", keys, (None,) * 4, "[B, Hkv, C, D]")
-    check_shape("values", values, (*keys.shape[:3], None), "[B, Hkv, C, Dv]")
-    batch, kv_heads, capacity, dim = keys.shape
-    check_shape("new_keys", new_keys, (batch, kv_heads, None, dim), "[B, Hkv, Q, D]")
-    queries = new_keys.shape[2]
-    wanted = (batch, kv_heads, queries, values.shape[3])
-    check_shape("new_values", new_values, wanted, "[B, Hkv, Q, Dv]")
-    check_floating(keys=keys, values=values, new_keys=new_keys, new_values=new_values)
-    check_one_device(keys=keys, values=values, new_keys=new_keys, new_values=new_values)
+    if not _agree(keys, values, new_keys, new_values):
+        _check(keys, values, new_keys, new_values)
+    (batch, _, capacity, _), queries = keys.shape, new_keys.shape[2]
     if isinstance(positions, Tensor):
         check_integers("positions", positions, (batch,), "[B]")
         check_one_device(keys=keys, positions=positions)
@@ -62,11 +56,39 @@ def kv_append(
             f"{queries} new tokens at position {positions} do not fit a buffer of {capacity}; "
             "allocate a larger cache"
         )
-    named = {"keys": keys, "values": values, "new_keys": new_keys, "new_values": new_values}
     unsupported = None
-    for name, tensor in named.items():
-        if tensor.shape[3] > 1 and tensor.stride(3) != 1:
-            unsupported = f"{name} whose last dimension is strided by {tensor.stride(3)}"
+    for tensor in (keys, values, new_keys, new_values):
+        if tensor.stride(3) != 1 and tensor.shape[3] > 1:
+            unsupported = f"tensors whose last dimension is strided by {tensor.stride(3)}"
     with torch.no_grad():
-        compute = choose("kv_append", implementation, *named.values(), unsupported=unsupported)
+        compute = choose(
+            "kv_append", implementation, keys, values, new_keys, new_values, unsupported=unsupported
+        )
         compute(keys, values, new_keys, new_values, positions=positions)
+
+
+def _agree(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor) -> bool:
+    """Whether the four are as they should be: every layer of every eager pass asks."""
+    held, new, dtype, device = keys.shape, new_keys.shape, keys.dtype, keys.device
+    return (
+        len(held) == len(new) == len(values.shape) == 4
+        and values.shape[:3] == held[:3]
+        and new_values.shape[:3] == new[:3]
+        and new[:2] == held[:2]
+        and new[3] == held[3]
+        and new_values.shape[3:] == values.shape[3:]
+        and keys.is_floating_point()
+        and all(t.dtype == dtype and t.device == device for t in (values, new_keys, new_values))
+    )
+
+
+def _check(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor) -> None:
+    """Raise `ValueError`, which says what of the four does not fit."""
+    check_shape("keys", keys, (None,) * 4, "[B, Hkv, C, D]")
+    check_shape("values", values, (*keys.shape[:3], None), "[B, Hkv, C, Dv]")
+    batch, kv_heads, _, dim = keys.shape
+    check_shape("new_keys", new_keys, (batch, kv_heads, None, dim), "[B, Hkv, Q, D]")
+    wanted = (batch, kv_heads, new_keys.shape[2], values.shape[3])
+    check_shape("new_values", new_values, wanted, "[B, Hkv, Q, Dv]")
+    check_floating(keys=keys, values=values, new_keys=new_keys, new_values=new_values)
+    check_one_device(keys=keys, values=values, new_keys=new_keys, new_values=new_values)
