@@ -39,14 +39,17 @@ KIND, RATIOS, SCHEMA = "engine-shapes", "engine-shapes-ratios", 1
 # In order of their worth: a run that is killed has the first ones. Fields of `EngineConfig`.
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {"speculative": False},
+    "planned": {"speculative": False, "cruise": False},
     "speculative": {"delayed_verification": False},
-    "delayed": {"delayed_verification": True},
+    "delayed": {"cruise": False},
+    "cruise": {},
     "lockstep": {"phases": "lockstep", "delayed_verification": False},
 }
-VARIANTS = ("plain", "speculative", "delayed", BASELINE, "lockstep")
+VARIANTS = ("plain", "cruise", BASELINE, "delayed", "speculative", "lockstep", "planned")
 COMPARED = (
     ("speculative", "plain"), ("speculative", BASELINE), ("plain", BASELINE),
     ("delayed", "speculative"), ("delayed", BASELINE), ("speculative", "lockstep"),
+    ("cruise", "plain"), ("cruise", BASELINE), ("cruise", "delayed"), ("plain", "planned"),
 )  # fmt: skip
 # Of a record's fields, those that its line has.
 SHOWN = (
@@ -143,7 +146,7 @@ def variant(
             if model.device.type == "cpu":
                 # As on a GPU: requests share one call a layer, over buffers.
                 engine.runner.uses_buffers = True
-            rate = None if name == "plain" else given.rate
+            rate = given.rate if name in SCHEDULES else None
             steady = SteadyEngine(engine, rate=rate, batch=batch, length=length,
                                   new_tokens=new_tokens(given, batch))  # fmt: skip
             found = steady.run(steps, profiled)

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.shape_models import kernels, wait
 from pillarattn.datatypes import Phase, on_device
 from pillarattn.engine.batched_draws import PendingDraws
+from pillarattn.engine.cruise_inputs import StepInputs
+from pillarattn.engine.cruise_rounds import CruiseRounds, Report
 from pillarattn.engine.engine import Engine
+from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.pass_logits import PassLogits
 from pillarattn.engine.request import SamplingParams
@@ -50,13 +55,62 @@ class AcceptancePattern:
         return bisect_right(self._ends, (0.5 + self._rounds * GOLDEN) % 1.0)
 
 
+class ReplayedRounds(CruiseRounds):
+    """Rounds of an engine that cruises, whose drafts stand as a pattern says.
+
+    Args:
+        pattern: how many drafts stand in each round.
+        arguments: see `CruiseRounds`.
+    """
+
+    def __init__(self, pattern: AcceptancePattern, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._pattern = pattern
+
+    def advance(
+        self, inputs: StepInputs, step: MixedStep, logits: Tensor, **options: Any
+    ) -> Report | None:
+        """See `CruiseRounds.advance`."""
+        places = inputs.rows.verify_rows
+        stands = [self._pattern.next() for _ in places]
+        top_drafts(logits, step.buffers.named["tokens"], places[:, 0].tolist(), stands, self.k)
+        return super().advance(inputs, step, logits, **options)
+
+
+def top_drafts(
+    logits: Tensor, tokens: Tensor, firsts: list[int], stands: list[int], k: int
+) -> None:
+    """Make so many drafts of each verify pass the likeliest tokens, and the next one wrong.
+
+    The drafts are read where the pass has them on the device, so that nobody waits: one small copy
+    and three launches a step.
+
+    Args:
+        logits: `[rows, V]`, written.
+        tokens: `[rows]` of the pass.
+        firsts: first row of each verify pass.
+        stands: drafts that stand of each.
+        k: drafts of each.
+    """
+    rows: list[int] = []
+    wrong: list[int] = []
+    for first, stand in zip(firsts, stands, strict=True):
+        stand = min(stand, k)
+        judged = min(stand + 1, k)
+        rows += range(first, first + judged)
+        wrong += [0] * stand + [1] * (judged - stand)
+    if rows:
+        table = on_device([rows, [row + 1 for row in rows], wrong], logits.device)
+        top = logits.new_full((), TOP)
+        logits.index_put_((table[0], tokens.index_select(0, table[1]) ^ table[2]), top)
+
+
 class ReplayedPasses:
     """Stands before an engine's runner: cuts prompts to their last rows, and makes drafts right.
 
     A prompt runs through the model with as many rows as its end needs; the keys before them are
     what the pool was filled with. In a verify pass the logits of a draft that stands are topped at
-    the draft, and those of the first one that does not at another token. The drafts are read where
-    the pass has them on the device, so that nobody waits: one small copy and three launches a step.
+    the draft, and those of the first one that does not at another token.
 
     Args:
         engine: its passes go through here from now on.
@@ -66,8 +120,9 @@ class ReplayedPasses:
     def __init__(self, engine: Engine, pattern: AcceptancePattern | None) -> None:
         self.runner: Any = engine.runner
         self.pattern, self._run = pattern, engine.runner.run
-        self._top = torch.tensor(TOP, device=self.runner.device)
         self.runner.run = self.run
+        if engine.cruise is not None and pattern is not None:
+            engine.cruise.new_rounds = partial(ReplayedRounds, pattern)
 
     def run(self, segments: list[Segment], ahead: PendingDraws | None = None) -> PassLogits:
         """Run one pass, as `ModelRunner.run` does."""
@@ -81,19 +136,16 @@ class ReplayedPasses:
     def _top_drafts(
         self, logits: PassLogits, segments: list[Segment], pattern: AcceptancePattern
     ) -> None:
-        rows: list[int] = []
-        wrong: list[int] = []
-        for segment, (first, count) in zip(segments, logits.spans, strict=True):
-            if segment.phase is Phase.VERIFY and count > 1:
-                stand = min(pattern.next(), count - 1)
-                judged = min(stand + 1, count - 1)
-                rows += range(first, first + judged)
-                wrong += [0] * stand + [1] * (judged - stand)
-        if not rows:
-            return
-        table = on_device([rows, [row + 1 for row in rows], wrong], logits.rows.device)
-        drafts = self.runner.buffers.named["tokens"].index_select(0, table[1])
-        logits.rows.index_put_((table[0], drafts ^ table[2]), self._top)
+        verifies = [
+            (first, count - 1)
+            for segment, (first, count) in zip(segments, logits.spans, strict=True)
+            if segment.phase is Phase.VERIFY and count > 1
+        ]
+        tokens = self.runner.buffers.named["tokens"]
+        for drafts in sorted({drafts for _, drafts in verifies}):
+            firsts = [first for first, own in verifies if own == drafts]
+            stands = [pattern.next() for _ in firsts]
+            top_drafts(logits.rows, tokens, firsts, stands, drafts)
 
 
 def _cut(segment: Segment) -> Segment:

@@ -23,7 +23,9 @@ from pillarattn.theory import (
 
 BASELINE = "baseline"
 # What theory calls the schedule of a variant.
-SCHEDULES = {"speculative": "unified", "delayed": "delayed", "lockstep": "lockstep"}
+SCHEDULES = {
+    "speculative": "unified", "delayed": "delayed", "cruise": "unified", "lockstep": "lockstep",
+}  # fmt: skip
 EFFICIENCIES = "ideal", "kernels"
 # Of all requests together.
 LEAST_ROUNDS = 40
@@ -60,7 +62,7 @@ def needed_bytes(
         scored = batch if name == "lockstep" else -(-batch // rows) + 4
         heads = config.num_hidden_layers * config.num_key_value_heads
         # Sizes have some room to spare, and the old memory is there while the new one is made.
-        scores = 0 if name == "plain" else 4 * 2.5 * heads * scored * rows * length
+        scores = 0 if name not in SCHEDULES else 4 * 2.5 * heads * scored * rows * length
         # In the model's type and in fp32, as recorded and as copied.
         logits = 12 * (batch + scored * rows) * config.vocab_size
     needed = tokens * kv_bytes_per_token(model) + scores + logits

@@ -48,6 +48,9 @@ def engine(
         bool,
         typer.Option(help="Also time passes that begin before the one before is looked at."),
     ] = True,
+    cruise: Annotated[
+        bool, typer.Option(help="Also time rounds that follow each other without plans.")
+    ] = True,
     acceptance: Annotated[
         str,
         typer.Option(help="How sampled drafts are judged: gumbel, rejection, block; with commas."),
@@ -62,7 +65,7 @@ def engine(
     plot: Annotated[Path | None, typer.Option(help="Figure to draw: .png, .pdf or .svg.")] = None,
     json_to: JsonTarget = None,
 ) -> None:
-    """Time the engine on one batch of requests: plain, speculative, in lockstep, delayed, and auto.
+    """Time the engine on one batch of requests: plain, speculative, in lockstep, delayed, cruising.
 
     Tokens a second count from the moment when all prompts are read. Greedy tokens, and sampled ones
     by gumbel, are compared with plain ones; in float32 the exit code is 1 where they differ.
@@ -78,7 +81,7 @@ def engine(
             new_tokens=new_tokens, ks=parse_numbers(k, "--k"), s=s, strategy=strategy,
             min_budget=min_budget, temperature=temperature,
             acceptances=tuple(acceptance.split(",")), auto=auto, lockstep=lockstep, delayed=delayed,
-            repeats=repeats, warm_ups=warm_ups, device=device, dtype=dtype,
+            cruise=cruise, repeats=repeats, warm_ups=warm_ups, device=device, dtype=dtype,
         )  # fmt: skip
         with console.status("loading") as status:
             records = run_engine_bench(

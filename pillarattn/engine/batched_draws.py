@@ -209,16 +209,29 @@ def _draw(logits: Tensor, kind: DrawKind, group: list[DrawRows]) -> Tensor:
     if kind.is_greedy and kind.threshold is None:
         tokens = logits.argmax(dim=-1)[own]
         return torch.stack([tokens, torch.ones_like(tokens)])
-    rows = logits[own]
-    if not kind.is_greedy:
-        rows = _processed(kind, own.unsqueeze(1), rows)
-        # The row of the noise is that of the request's own batch of one.
-        keys = torch.stack([table[:, 1], torch.zeros_like(own), table[:, 2]], dim=1)
-        tokens = gumbel_argmax(rows, keys)
-    else:
-        tokens = rows.argmax(dim=-1)
+    tokens, rows = draw_tokens(kind, logits[own], table[:, 1], table[:, 2])
     on = torch.ones_like(tokens) if goes_on is None else goes_on(rows)
     return torch.stack([tokens, on.to(tokens.dtype)])
+
+
+def draw_tokens(
+    kind: DrawKind, rows: Tensor, seeds: Tensor, steps: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the tokens of rows of a kind that does not reject, and the processed logits.
+
+    Args:
+        kind: of all of them.
+        rows: `[n, V]` fp32.
+        seeds, steps: `[n]` int64, keys of the noise: see `DrawRows`.
+
+    Returns:
+        `[n]` int64, -1 where no token is possible, and `[n, V]`.
+    """
+    if kind.is_greedy:
+        return rows.argmax(dim=-1), rows
+    rows = _processed(kind, steps.unsqueeze(1), rows)
+    # The row of the noise is that of the request's own batch of one.
+    return gumbel_argmax(rows, torch.stack([seeds, torch.zeros_like(seeds), steps], dim=1)), rows
 
 
 def _processed(kind: DrawKind, ids: Tensor, rows: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import RowLengths
+from pillarattn.datatypes import LiveLengths, RowLengths
 from pillarattn.engine.chosen_keys import ChosenKeys, ChosenPart
 from pillarattn.engine.paged_cache import PagedCache, RequestView
 from pillarattn.modules.budgets import RatioBudget
@@ -91,6 +91,40 @@ class BatchedSelection:
             lengths.tensor,
         )
         return [ChosenPart(chosen, place) for place in places]
+
+    def choose_ahead(
+        self, scores: Mapping[int, Tensor], *, lengths: Tensor, emitted: Tensor, most: int,
+        rounds: Sequence[int], budget: RatioBudget,
+    ) -> ChosenKeys:  # fmt: skip
+        """Return the keys of coming rounds while the device alone knows how long texts are.
+
+        Args:
+            scores: of the verify passes, by layer, `[B, Hkv, Q, S]`; empty: nobody reads any.
+            lengths: `[B]` int64, tokens with keys, rejected ones left out.
+            emitted: `[B]` int64, tokens of the passes.
+            most: no text is longer.
+            rounds: rounds chosen before.
+            budget: of every text.
+
+        Raises:
+            ValueError: layers differ in heads or windows.
+        """
+        view: Any = self._view
+        view.meet_layers()
+        batch = len(lengths)
+        view.lengths = LiveLengths([most] * batch, self._device, tensor=lengths)
+        buffer = ScoreBuffer()
+        if self._selector.scores_verify:
+            for index, layer in scores.items():
+                buffer.put(index, layer, view.lengths)
+        indices, counts = self._selector.choose_ahead(
+            view, buffer, emitted=emitted, rounds=rounds, budget=budget
+        )
+        layers = tuple(self._selector.sparse_layers(view))
+        return ChosenKeys(
+            layers, indices.view(len(layers), batch, *indices.shape[1:]),
+            counts.view(len(layers), batch, -1), lengths,
+        )  # fmt: skip
 
     def _scores(self, row: TextRow, rows: int, lengths: RowLengths) -> ScoreBuffer:
         """Return the scores of the pass that all rows come from."""

@@ -43,6 +43,8 @@ class EngineConfig:
         cuda_graphs: on a GPU, record passes without prompts and replay them.
         delayed_verification: on a GPU, begin a pass before the host has looked at the one before.
             Drafts go over on the device; a request that has verified idles for a step.
+        cruise: with delayed verification, let rounds follow each other on the device without plans,
+            and nobody idle, while all requests decode and are drawn on the device.
 
     Raises:
         ValueError: a value is out of range, or the engine has no such drafts.
@@ -65,6 +67,7 @@ class EngineConfig:
     preflight: bool = True
     cuda_graphs: bool = True
     delayed_verification: bool = True
+    cruise: bool = True
 
     def __post_init__(self) -> None:
         for name, minimum in (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import Draft, Phase, on_device
+from pillarattn.decoding.draft_length import ConstantLength
 from pillarattn.decoding.drafters.ngram import NgramDrafter, look_up
 from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.batched_draws import DrawKind, Drawn, DrawRows, draw_kind
@@ -190,6 +191,47 @@ class RequestDecoder:
         is_drawn = self._kind is not None and self._kind.threshold is None
         # Without drafts each pass is a verify pass, after which it would idle.
         return self.k > 0 and is_drawn and not self.proposes and not self.keys.refreshes
+
+    @property
+    def can_cruise(self) -> bool:
+        """Whether the device can go on by itself, round after round of k drafts.
+
+        What its tokens, its drafts' number or their keys depend on must be there.
+        """
+        is_drawn = self._kind is not None and self._kind.threshold is None
+        is_level = isinstance(self._length, ConstantLength) and self.keys.is_constant
+        is_asked = self.measures_heat or self.request.params.logprobs is not None
+        is_drawn = is_drawn and self._rejection is None and not self.proposes
+        return is_drawn and is_level and not is_asked
+
+    @property
+    def kind(self) -> DrawKind | None:
+        """How its tokens are drawn; None: only the request itself can say."""
+        return self._kind
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The drafts of the round that somebody has looked at."""
+        return tuple(self._drafts)
+
+    def end_round(self, targets: list[int], drafts: list[int]) -> list[int]:
+        """Emit what stands of a round that the device has drafted and verified by itself.
+
+        Args:
+            targets: tokens that the verify rows gave.
+            drafts: those that they are compared with.
+
+        Raises:
+            ValueError: no token is possible.
+        """
+        self._drafts = drafts
+        return self.judge(Drawn(targets, True))
+
+    def resume(self, drafts: list[int]) -> None:
+        """Go on from a round that the device has begun by itself."""
+        self.forget_drafts()
+        for token in drafts:
+            self._add(token)
 
     @property
     def in_part(self) -> bool:

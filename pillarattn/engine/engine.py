@@ -14,6 +14,7 @@ from pillarattn.decoding.generator import SelfSpeculativeGenerator
 from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.block_table import Move
 from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.cruise import Cruise
 from pillarattn.engine.flight import Flight
 from pillarattn.engine.inbox import Inbox
 from pillarattn.engine.intake import Intake
@@ -23,10 +24,11 @@ from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.prompts import Prompt, eos_tokens, longest, token_ids
 from pillarattn.engine.request import FinishReason, RequestOutput, SamplingParams, joined
 from pillarattn.engine.runner import ModelRunner
-from pillarattn.engine.scheduler import Scheduler, StepPlan
+from pillarattn.engine.scheduler import Scheduler
 from pillarattn.engine.shared_prompts import SharedPrompts
 from pillarattn.engine.speculation_gate import SpeculationGate
 from pillarattn.engine.stats import EngineStats
+from pillarattn.engine.step_plan import StepPlan
 from pillarattn.engine.stopping import StopCheck
 from pillarattn.engine.streaming import StreamDriver
 
@@ -47,6 +49,7 @@ class Engine:
         requests: those that have not ended, by id.
         scheduler: its pools and queue.
         last_plan: what the last step did.
+        cruise: runs steps without plans; None: each step has one.
         stats: counters; requests count when they end.
 
     Raises:
@@ -85,6 +88,11 @@ class Engine:
             self.scheduler, self.requests, self._decoders, self._shared,
             BatchedSelection(generator.new_selector(), self.runner.cache, self.runner.device),
         )  # fmt: skip
+        goes_ahead = self.config.delayed_verification and self.config.phases == "unified"
+        self.cruise: Cruise | None = None
+        if self.config.cruise and goes_ahead and self._gate is None:
+            most = longest(self.model, self.config.max_length)
+            self.cruise = Cruise(self.runner, self.scheduler, self._outcomes, most)
         self._streams = StreamDriver(self.step, device=self.runner.device.type)
         self.last_plan = StepPlan()
         self.stats = EngineStats()
@@ -204,12 +212,13 @@ class Engine:
         return self._gate.drafts if self._gate is not None else bool(self.config.speculative)
 
     def _step(self) -> list[RequestOutput]:
+        if self._cruises():
+            late, self._late = self._late, []
+            return joined([*late, *self._reports()])
         # A step that was interrupted may have left more than one, or one that cannot wait.
         is_late = len(self._flights) > 1 or not all(map(self._can_wait, self._flights))
         if is_late or self._moves or self._forks or not self.scheduler.is_calm:
-            # Who has ended leaves before anybody is planned.
-            self._land()
-            self._late += self._reports()
+            self._settle()
         plan = self.last_plan = self.scheduler.plan()
         self.stats.planned(plan)
         self._outcomes.news = {}
@@ -231,6 +240,26 @@ class Engine:
             raise
         late, self._late = self._late, []
         return joined([*late, *self._reports()])
+
+    def _cruises(self) -> bool:
+        """Run a step without a plan, where requests can do without one; return whether it ran."""
+        cruise, plan = self.cruise, None
+        if cruise is None or self._moves or self._forks or not self.runner.runs_ahead:
+            return False
+        try:
+            plan = cruise.take_step(self._settle)
+        finally:
+            if plan is None:
+                self._late += self._reports()
+        if plan is not None:
+            self.last_plan = plan
+            self.stats.ran(plan)
+        return plan is not None
+
+    def _settle(self) -> None:
+        """Let all who have ended leave before anybody is planned."""
+        self._land()
+        self._late += self._reports()
 
     def _run(self, plan: StepPlan) -> Flight | None:
         """Begin the pass of a plan; None: it has none."""
@@ -358,6 +387,8 @@ class Engine:
     def _finished(self, name: str, new: Sequence[int] = ()) -> RequestOutput:
         """Take a request out of everything, and return its last output."""
         request = self._intake.remove(name)
+        if self.cruise is not None:
+            self.cruise.drop()
         self.runner.buffers.leave(name)
         # A step that raised may have left it there, and the next one of this name is another.
         self._forks = [child for child in self._forks if child != name]

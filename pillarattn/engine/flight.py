@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pillarattn.engine.batched_draws import PendingDraws
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.pass_logits import PassLogits
-from pillarattn.engine.scheduler import StepPlan
+from pillarattn.engine.step_plan import StepPlan
 
 
 @dataclass(frozen=True)

@@ -46,18 +46,23 @@ class MixedStep:
         parts: the requests, in the order of the segments.
         rows: of the pass, those of nobody included.
         is_steady: as the function of that name says.
+        scored: whether some request leaves row scores; None: as the parts say.
+        live: rows that are somebody's, the first ones; None: as the parts say.
     """
 
     # Not a prefill: attention never goes to the model's own function.
     phase = Phase.VERIFY
 
     def __init__(
-        self, buffers: StepBuffers, parts: list[Part], rows: int, *, is_steady: bool
-    ) -> None:
+        self, buffers: StepBuffers, parts: list[Part], rows: int, *, is_steady: bool,
+        scored: bool | None = None, live: int | None = None,
+    ) -> None:  # fmt: skip
         self.buffers, self.parts, self.rows, self.is_steady = buffers, parts, rows, is_steady
         self.visited: list[int] = []
         self.slots = buffers.named["slots"][:rows]
-        self.is_scored = any(part.place is not None for part in parts)
+        own = any(part.place is not None for part in parts)
+        self.is_scored = own if scored is None else scored
+        self.live = sum(len(part.segment.tokens) for part in parts) if live is None else live
         self.side = buffers.side if self.is_scored else 0
         self.scores = buffers.scores
         self._shared: dict[Any, Any] = {}

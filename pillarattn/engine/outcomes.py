@@ -16,8 +16,9 @@ from pillarattn.engine.flight import Flight
 from pillarattn.engine.logprobs import token_logprobs
 from pillarattn.engine.pass_logits import PassLogits
 from pillarattn.engine.request import FinishReason, Request
-from pillarattn.engine.scheduler import Scheduler, StepPlan
+from pillarattn.engine.scheduler import Scheduler
 from pillarattn.engine.shared_prompts import SharedPrompts
+from pillarattn.engine.step_plan import StepPlan
 
 T = TypeVar("T")
 
@@ -108,6 +109,16 @@ class Outcomes:
             self._guarded(name, partial(self._verify, name, found(name), row))
         self._note_logprobs(logits.rows)
         self._select(verified)
+
+    def land_round(self, name: str, targets: list[int], drafts: list[int]) -> None:
+        """Turn a round that the device has gone through by itself into tokens."""
+        self._guarded(name, partial(self._round, name, targets, drafts))
+
+    def _round(self, name: str, targets: list[int], drafts: list[int]) -> None:
+        # The device drafts k tokens also where fewer may be emitted: the others count for nothing.
+        room = self.scheduler.entries[name].draft_room
+        emitted = self.decoders[name].end_round(targets[: room + 1], drafts[:room])
+        self.scheduler.cruised(name, len(emitted))
 
     def _select(self, names: list[str]) -> None:
         """Choose the keys of the rounds that begin after a verify pass."""

@@ -225,6 +225,10 @@ class RequestView:
     def set_length(self, tokens: int) -> None:
         """Say how many tokens are committed; layers that were met meanwhile join."""
         self.lengths = RowLengths([tokens], self.device)
+        self.meet_layers()
+
+    def meet_layers(self) -> None:
+        """Let layers that were met since the last time join."""
         while len(self.layers) < len(self.cache.layers):
             self.layers.append(RequestLayer(self, self.cache.layers[len(self.layers)]))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.datatypes import Phase, Selection, on_device
-from pillarattn.decoding.draft_share import DraftShare
+from pillarattn.decoding.draft_share import ConstantShare, DraftShare
 from pillarattn.engine.batched_selection import TextRow
 from pillarattn.engine.block_table import BlockTable
 from pillarattn.engine.chosen_keys import ChosenPart
@@ -18,6 +18,7 @@ from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView
 from pillarattn.engine.request_scores import RequestScores
 from pillarattn.engine.request_text import RequestText
+from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.selector import Selector
 from pillarattn.modules.step import StepState
 
@@ -90,7 +91,7 @@ class RequestKeys:
             return
         self._scores = RequestScores()
         if self._selector.scores_verify:
-            segment.scores, segment.scored_layers = self._scores, self._sparse_layers()
+            segment.scores, segment.scored_layers = self._scores, self.scored_layers
 
     def seed(self, text: RequestText, *, emitted: int) -> None:
         """Choose the first round's keys, if the prompt's last queries are known, and forget them.
@@ -150,6 +151,32 @@ class RequestKeys:
         """Take keys that were chosen for many requests."""
         self.selections = part
         self._selector.round_index += 1
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether each round reads the same share, chosen after its verify pass."""
+        return type(self._share) is ConstantShare and not self.refreshes
+
+    @property
+    def budget(self) -> RatioBudget:
+        """What its rounds may read."""
+        return self._selector.budget
+
+    @property
+    def rounds(self) -> int:
+        """Rounds chosen so far."""
+        return self._selector.round_index
+
+    @property
+    def scored_layers(self) -> frozenset[int]:
+        """Layers whose scores a verify pass leaves."""
+        is_scored = self.selects and self._selector.scores_verify
+        return self._sparse_layers() if is_scored else frozenset()
+
+    def resume(self, part: ChosenPart, rounds: int) -> None:
+        """Go on with keys that the device has chosen by itself, so many rounds after the last."""
+        self.selections = part
+        self._selector.round_index += rounds
 
     def detach(self) -> None:
         """Let go of what is held for others: this request may wait for long."""

@@ -198,6 +198,24 @@ class ModelRunner:
         step.hand_over_scores()
         return PassLogits.in_order(logits, [s.keep for s in segments])
 
+    def run_loaded(self, step: MixedStep) -> Tensor:
+        """Run a pass whose inputs lie in `buffers` already; return its logits `[rows, V]`.
+
+        They hold until the next pass.
+        """
+        self.cache.mover.give_back()
+        self._look()
+
+        def play() -> Tensor:
+            return self._forward(step, step.inputs())
+
+        return self._steady(step, play)
+
+    def padded(self, rows: int, is_scored: bool) -> int:
+        """Return how many rows a pass of `rows` rows has, those of nobody included."""
+        buckets = self._row_buckets if self._may_replay() else None
+        return self.buffers.padded(rows, is_scored, buckets)
+
     @property
     def runs_ahead(self) -> bool:
         """Whether drafts can begin before those before them are known: without, nobody idles."""
@@ -211,7 +229,7 @@ class ModelRunner:
         """Return the logits of a pass that may be recorded, which hold until the next one."""
         if not self._may_replay():
             return play()
-        return self.graphs.run(step.kind, self.buffers.generation, play, live=_live(step))
+        return self.graphs.run(step.kind, self.buffers.generation, play, live=step.live)
 
     def _may_replay(self) -> bool:
         # Under autocast, weights in half precision are copies that end with the user's block.
@@ -259,7 +277,7 @@ class ModelRunner:
                 state.seeds = dict(before)
             return self._run_model(step, inputs)
 
-        return self.fused.run(play, live=_live(step))
+        return self.fused.run(play, live=step.live)
 
     def _run_model(self, step: PackedStep | MixedStep, inputs: dict[str, Tensor]) -> Tensor:
         given: dict[str, Any] = {**inputs, "use_cache": True, cache_keyword(): self.cache}
@@ -280,11 +298,6 @@ class ModelRunner:
 def wants_buffers(kernels: str, device: torch.device) -> bool:
     """Whether one call a layer is faster: on a CPU there is no launch to save."""
     return kernels == "triton" or (kernels == "auto" and device.type == "cuda")
-
-
-def _live(step: MixedStep) -> int:
-    """Return how many rows of a pass are somebody's, the first ones."""
-    return sum(len(part.segment.tokens) for part in step.parts)
 
 
 def refusal(model: PreTrainedModel, record: PatchRecord) -> str | None:

@@ -2,77 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pillarattn.engine.block_pool import BlockPool
-from pillarattn.engine.block_table import Move
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.kv_manager import Entry, KVManager
 from pillarattn.engine.page_names import PageNames
 from pillarattn.engine.phases import PHASE_POLICIES, Phases
 from pillarattn.engine.request import RequestState
 from pillarattn.engine.scheduler_config import SchedulerConfig
-
-
-@dataclass(frozen=True)
-class PrefillChunk:
-    """Prompt tokens `start..start + tokens - 1` of a request.
-
-    Attributes:
-        is_last: whether the prompt ends with it.
-        emits: whether the request's first token comes of it.
-    """
-
-    request_id: str
-    start: int
-    tokens: int
-    is_last: bool
-    emits: bool
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What one step does, in this order: moves, then one forward pass over all rows.
-
-    Attributes:
-        moves: copies of blocks.
-        interrupted: requests whose drafts are void, since they stopped or were dropped.
-        failed: requests for which there is no room, even alone.
-        forks: (child, source): children whose prompt is there already, since they share it.
-        shared: (request, tokens): prompts that found pages of others and go on behind them.
-        prefills: chunks of prompts.
-        drafts: requests that draft one token.
-        verifies: requests that verify, and the rows of each: the newest token and its drafts.
-        idle: requests that wait for their turn, for what is on the host, or for their last pass.
-        cooled: blocks that leave while their requests draft on.
-    """
-
-    moves: tuple[Move, ...] = ()
-    interrupted: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
-    forks: tuple[tuple[str, str], ...] = ()
-    shared: tuple[tuple[str, int], ...] = ()
-    prefills: tuple[PrefillChunk, ...] = ()
-    drafts: tuple[str, ...] = ()
-    verifies: tuple[tuple[str, int], ...] = ()
-    idle: tuple[str, ...] = ()
-    cooled: int = 0
-
-    @property
-    def only_decodes(self) -> bool:
-        """Whether nothing is done for requests that come, leave, stop or return."""
-        others = (self.moves, self.interrupted, self.failed, self.forks, self.prefills)
-        return not any(others)
-
-    @property
-    def decode_rows(self) -> int:
-        """Rows of drafts and verify passes."""
-        return len(self.drafts) + sum(rows for _, rows in self.verifies)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the forward pass, prompts included."""
-        return self.decode_rows + sum(chunk.tokens for chunk in self.prefills)
+from pillarattn.engine.step_plan import PrefillChunk, StepPlan
 
 
 class Scheduler:
@@ -203,6 +140,36 @@ class Scheduler:
                 needed += max(0, self.pool.blocks_for(entry.tokens_next) - len(entry.table))
         return needed <= self.pool.free
 
+    @property
+    def can_admit(self) -> bool:
+        """Whether the next plan would take somebody from the queue."""
+        waiting, active = self._queue()
+        if len(active) < self.config.max_batch:
+            for entry in waiting:
+                source = self._source(entry, active)
+                if source is not entry:
+                    return self._has_room(entry, source, active)
+        return False
+
+    def cruised(self, request_id: str, emitted: int) -> None:
+        """Report what a verify pass emitted while rounds follow each other without plans.
+
+        The blocks past the end stay: the next passes are on their way, and `resume` ends that.
+        """
+        entry = self.entries[request_id]
+        entry.cached += emitted
+        entry.length += emitted
+        entry.last_read = self.step
+        self.kv.name_pages(entry)
+
+    def resume(self, request_id: str, drafted: int) -> int:
+        """Say that a request is planned again, with so many drafts; return how many may stay."""
+        entry = self.entries[request_id]
+        entry.wish = None
+        entry.start_round()
+        entry.progress.drafted = min(drafted, entry.progress.k)
+        return entry.progress.drafted
+
     def launched(self, plan: StepPlan) -> None:
         """Report that a plan's pass runs; `landed` will say of each emitting request what came.
 
@@ -305,8 +272,7 @@ class Scheduler:
     def _admit(self) -> list[tuple[str, str]]:
         """Take requests from the queue while they fit; a first one that does not fit blocks."""
         forks = []
-        waiting = sorted(self._in(RequestState.WAITING), key=lambda e: (e.priority, e.arrival))
-        active = [e for e in self.entries.values() if e.state is not RequestState.WAITING]
+        waiting, active = self._queue()
         for entry in waiting:
             if len(active) >= self.config.max_batch:
                 break
@@ -314,14 +280,7 @@ class Scheduler:
             if source is entry:
                 # Its prompt is on the way: the others need not wait for that.
                 continue
-            if source is None:
-                # Kept blocks are free until they are shared.
-                shared = sum(self.pool.users(block) > 0 for block in self.kv.found(entry))
-            else:
-                shared = entry.prompt // self.pool.block_size
-            needed = self.pool.blocks_for(entry.prefill_target) - shared
-            needed += self.kv.round_room([*active, entry]) if active else 0
-            if self.pool.free < needed or not self._has_reserve(entry, active):
+            if not self._has_room(entry, source, active):
                 break
             if source is None:
                 self._share(entry)
@@ -338,6 +297,22 @@ class Scheduler:
             self._admissions += 1
             active.append(entry)
         return forks
+
+    def _queue(self) -> tuple[list[Entry], list[Entry]]:
+        """Return who waits, who comes in first before the others, and who does not."""
+        waiting = sorted(self._in(RequestState.WAITING), key=lambda e: (e.priority, e.arrival))
+        return waiting, [e for e in self.entries.values() if e.state is not RequestState.WAITING]
+
+    def _has_room(self, entry: Entry, source: Entry | None, active: list[Entry]) -> bool:
+        """Whether a request's prompt, but for what it shares, fits beside a round of everybody."""
+        if source is None:
+            # Kept blocks are free until they are shared.
+            shared = sum(self.pool.users(block) > 0 for block in self.kv.found(entry))
+        else:
+            shared = entry.prompt // self.pool.block_size
+        needed = self.pool.blocks_for(entry.prefill_target) - shared
+        needed += self.kv.round_room([*active, entry]) if active else 0
+        return self.pool.free >= needed and self._has_reserve(entry, active)
 
     def _source(self, entry: Entry, active: list[Entry]) -> Entry | None:
         """Return whose prompt `entry` can share: None for nobody's, itself if it should wait."""

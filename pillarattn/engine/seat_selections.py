@@ -76,15 +76,29 @@ class SeatSelections:
             else:
                 self._load_one(number, selections)
             at = end
-        where, layers, heads = table[0], *self.indices.shape[0:3:2]
+        self._look_up(table[0], block_table, block_size)
+
+    def put(self, chosen: ChosenKeys, seats: Tensor, block_table: Tensor, block_size: int) -> None:
+        """Write what was chosen for `seats` `[B]`, in their order, as `load` does."""
+        self._load_many(chosen, seats, None)
+        self._look_up(seats, block_table, block_size)
+
+    def taken(self, seats: Tensor, lengths: Tensor) -> ChosenKeys:
+        """Return copies of what `seats` read, chosen when they had `lengths` tokens."""
+        return ChosenKeys(self._layers, self.indices[:, seats], self.counts[:, seats], lengths)
+
+    def _look_up(self, where: Tensor, block_table: Tensor, block_size: int) -> None:
+        layers, heads = self.indices.shape[0:3:2]
         chosen = self.indices[:, where].transpose(0, 1).reshape(len(where), layers * heads, -1)
         found = slots_of(chosen, block_table[where], block_size)
         self.slots[:, where] = found.unflatten(1, (layers, heads)).transpose(0, 1)
 
-    def _load_many(self, chosen: ChosenKeys, seats: Tensor, places: Tensor) -> None:
-        width = chosen.indices.shape[3]
-        self.indices[..., :width].index_copy_(1, seats, chosen.indices.index_select(1, places))
-        self.counts.index_copy_(1, seats, chosen.counts.index_select(1, places))
+    def _load_many(self, chosen: ChosenKeys, seats: Tensor, places: Tensor | None) -> None:
+        indices, counts = chosen.indices, chosen.counts
+        if places is not None:
+            indices, counts = indices.index_select(1, places), counts.index_select(1, places)
+        self.indices[..., : indices.shape[3]].index_copy_(1, seats, indices)
+        self.counts.index_copy_(1, seats, counts)
 
     def _load_one(self, number: int, selections: Mapping[int, Selection]) -> None:
         given = [selections[i] for i in self._layers if i in selections]

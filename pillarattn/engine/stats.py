@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pillarattn.engine.request import Request
-from pillarattn.engine.scheduler import StepPlan
+from pillarattn.engine.step_plan import StepPlan
 
 
 @dataclass

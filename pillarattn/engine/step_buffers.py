@@ -112,7 +112,6 @@ class StepBuffers:
     Args:
         cache: the pool.
         device: where it is.
-
         is_delayed: whether the scores of a pass must outlive the next one: passes then write
             theirs by turns to two sides of `scores`.
 
@@ -133,23 +132,23 @@ class StepBuffers:
         self.block_size, self.scratch = cache.block_size, cache.slots // cache.block_size
         self.sizes, self.generation = Sizes(), 0
         self._table = np.zeros((0, 0), dtype=np.int32)
-        self._selected = SeatSelections(device)
+        self.selected = SeatSelections(device)
         self._seats: OrderedDict[Any, Seat] = OrderedDict()
 
     @property
     def indices(self) -> Tensor:
         """Positions that drafts read, `[layers, seats + 1, Hkv, N]` int32."""
-        return self._selected.indices
+        return self.selected.indices
 
     @property
     def counts(self) -> Tensor:
         """How many of them, `[layers, seats + 1, Hkv]` int32; `READS_ALL` reads everything."""
-        return self._selected.counts
+        return self.selected.counts
 
     @property
     def chosen_slots(self) -> Tensor:
         """Where these positions lie in the pool, as `indices`."""
-        return self._selected.slots
+        return self.selected.slots
 
     def needs(self, segments: list[Segment]) -> Sizes | None:
         """Return what a pass needs, or None if it must be run request by request."""
@@ -194,39 +193,60 @@ class StepBuffers:
             ahead: what the pass before draws, if some tokens are `PENDING`.
             buckets: choose how many rows it has, if it may be replayed.
         """
-        sizes = self.sizes.grown(needed)
-        if sizes != self.sizes:
-            longest = max(s.length for s in segments)
-            self._allocate(sizes.lasting(needed.width, longest, self.block_size))
-        # A pass that failed is run again on the same side: the other one is still to be read.
+        self.reserve(needed, longest=max(s.length for s in segments))
+        # A pass that failed is run again on the same side; the other one is still to be read.
         self.side = (self.kept_side + 1) % self._sides
-        seats = self._seats_of(segments)
-        moved = [
-            (seat, segment)
-            for seat, segment in zip(seats, segments, strict=True)
-            if segment.table is None
-            or segment.table is not seat.table
-            or segment.table.version != seat.version
-        ]
-        for seat, segment in moved:
-            self._load_table(seat, segment)
-        steady = is_steady(segments)
-        self._filled = self._padded(segments, buckets if steady else None)
+        seats = self.seat(segments)
+        steady, rows = is_steady(segments), sum(len(s.tokens) for s in segments)
+        is_scored = any(s.scores is not None for s in segments)
+        self._filled = self.padded(rows, is_scored, buckets if steady else None)
         parts = self._fill(segments, seats)
         self.ints.copy_(self._sent(self._host), non_blocking=True)
         if ahead is not None:
             self._take_tokens(parts, ahead)
+        return MixedStep(self, parts, self._filled, is_steady=steady)
+
+    def reserve(self, needed: Sizes, *, longest: int) -> None:
+        """Make room, for longer than `needed` alone if there was too little: see `Sizes`."""
+        sizes = self.sizes.grown(needed)
+        if sizes != self.sizes:
+            self._allocate(sizes.lasting(needed.width, longest, self.block_size))
+
+    def seat(self, segments: list[Segment]) -> list[Seat]:
+        """Give requests their seats, and bring their tables and their selections up to date."""
+        seats = self._seats_of(segments)
+        moved = [
+            (seat, segment)
+            for seat, segment in zip(seats, segments, strict=True)
+            if segment.table is not (table := seat.table)
+            or table is None
+            or table.version != seat.version
+        ]
+        for seat, segment in moved:
+            self._load_table(seat, segment)
         if moved:
             self.block_table.copy_(self._sent(self._table), non_blocking=True)
         self._load_selections(segments, seats)
-        return MixedStep(self, parts, self._filled, is_steady=steady)
+        return seats
 
-    def _padded(self, segments: list[Segment], buckets: RowBuckets | None) -> int:
+    def lengthen(self, grown: list[tuple[Seat, BlockTable]]) -> None:
+        """Tell seats of the blocks that their tables have got at the end, and of nothing else."""
+        places: list[int] = []
+        blocks: list[int | None] = []
+        for seat, table in grown:
+            new: Any = table.device[seat.pages :]
+            places += [seat.number * self.sizes.pages + seat.pages + i for i in range(len(new))]
+            blocks += new
+            self._table[seat.number, seat.pages : len(table)] = new
+            seat.pages, seat.version = len(table), table.version
+        if places:
+            found = on_device([places, blocks], self.device)
+            self.block_table.view(-1).index_copy_(0, found[0], found[1].to(torch.int32))
+
+    def padded(self, rows: int, is_scored: bool, buckets: RowBuckets | None) -> int:
         """Return how many rows a pass has, those of nobody included."""
-        rows = sum(len(s.tokens) for s in segments)
         if buckets is None:
             return bucket(rows)
-        is_scored = any(s.scores is not None for s in segments)
         # Rows of nobody lie in as many blocks as a request may have.
         most = min(self.sizes.rows, rows + self.sizes.pages * self.block_size)
         return buckets.rows_for(rows, is_scored, generation=self.generation, most=most)
@@ -254,7 +274,7 @@ class StepBuffers:
     def _allocate(self, sizes: Sizes) -> None:
         """Move to new memory; tables will be loaded again, and selections that do not stay."""
         self.sizes, self.generation = sizes, self.generation + 1
-        stays = self._selected.resize(
+        stays = self.selected.resize(
             sizes.layers, seats=sizes.seats + 1, heads=sizes.heads, width=sizes.width
         )
         for seat in self._seats.values():
@@ -272,8 +292,9 @@ class StepBuffers:
         self.ints = torch.zeros(total, dtype=torch.int64, device=device)
         ends = np.cumsum(list(lengths.values())).tolist()
         spans = [slice(end - n, end) for end, n in zip(ends, lengths.values(), strict=True)]
-        self._named = {n: self._host[span] for n, span in zip(lengths, spans, strict=True)}
-        self.named = {n: self.ints[span] for n, span in zip(lengths, spans, strict=True)}
+        self.spans = dict(zip(lengths, spans, strict=True))
+        self._named = {n: self._host[span] for n, span in self.spans.items()}
+        self.named = {n: self.ints[span] for n, span in self.spans.items()}
         known, self._table = self._table, np.full((batch, sizes.pages), self.scratch, np.int32)
         seated = slice(0, max(0, len(known) - 1))
         self._table[seated, : known.shape[1]] = known[seated]
@@ -302,7 +323,6 @@ class StepBuffers:
         """Bring a seat's blocks up to date."""
         table, known = segment.table, seat.pages
         if table is None:
-            # Somebody wrote slots down by hand.
             blocks = (segment.slots[:: self.block_size] // self.block_size).tolist()
         else:
             blocks = [0 if block is None else block for block in table.device]
@@ -363,7 +383,7 @@ class StepBuffers:
                 seat.selections = segment.selections
                 if segment.selections:
                     changed.append((seat.number, segment.selections))
-        self._selected.load(changed, self.block_table, self.block_size)
+        self.selected.load(changed, self.block_table, self.block_size)
 
 
 def _owner(segment: Segment) -> Any:

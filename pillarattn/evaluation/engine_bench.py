@@ -58,6 +58,8 @@ class EngineBench:
         auto: also time an engine that measures both ways and chooses.
         lockstep: also time the speculative engine with all requests verifying together.
         delayed: also time it with passes that begin before the one before is looked at.
+        cruise: also time it with rounds that follow each other on the device, without plans; plain
+            decoding cruises in any case.
         repeats: timed runs of each variant.
         warm_ups: runs before those.
         device, dtype: as `load_model` takes them.
@@ -79,6 +81,7 @@ class EngineBench:
     auto: bool = True
     lockstep: bool = True
     delayed: bool = True
+    cruise: bool = True
     repeats: int = 3
     warm_ups: int = 1
     device: str = "auto"
@@ -104,7 +107,9 @@ class EngineBench:
         if self.lockstep:
             ways[" lockstep"] = {"phases": "lockstep", "delayed_verification": False}
         if self.delayed:
-            ways[" delayed"] = {"delayed_verification": True}
+            ways[" delayed"] = {"cruise": False}
+        if self.cruise:
+            ways[" cruise"] = {"cruise": True}
         if self.auto:
             ways[" auto"] = {"speculative": "auto", "delayed_verification": self.delayed}
         rules = self.acceptances if self.temperature > 0 else ("gumbel",)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from pillarattn.engine.scheduler import StepPlan
+from pillarattn.engine.step_plan import StepPlan
 from pillarattn.theory.capacity import speculation_bytes
 from pillarattn.theory.hardware import Hardware
 from pillarattn.theory.links import Link

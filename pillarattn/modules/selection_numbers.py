@@ -29,6 +29,10 @@ class ForcedTokens:
         """Return how many newest tokens to keep after a round that emitted `emitted` tokens."""
         return max(self.recent, emitted + self.extra)
 
+    def newest_of(self, emitted: Tensor) -> Tensor:
+        """Return the same for rounds whose tokens the device alone has counted."""
+        return (emitted + self.extra).clamp_min(self.recent)
+
 
 @dataclass(frozen=True)
 class SelectionNumbers:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.cache.contiguous import ContiguousCache
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.selector import Selector
+from pillarattn.modules.strategies.base import SelectionRequest
 
 
 class TextSelector(Selector):
@@ -65,14 +67,61 @@ class TextSelector(Selector):
         Raises:
             ValueError: the strategy is not `is_apart`, or layers differ in heads or windows.
         """
+        request = self._round_request(
+            cache, buffer, self._one_group(cache), emitted, [max(1, n) for n in emitted], None,
+            rounds=tuple(rounds), budgets=tuple(budgets),
+        )  # fmt: skip
+        return self.strategy.select(request)
+
+    def choose_ahead(
+        self, cache: ContiguousCache, buffer: ScoreBuffer, *, emitted: Tensor,
+        rounds: Sequence[int], budget: RatioBudget,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Choose as `choose_for` does, while only the device knows lengths and what was emitted.
+
+        Args:
+            cache: one row a text, whose lengths are `LiveLengths`; without windows.
+            buffer: the row scores of the verify passes before.
+            emitted: `[B]` int64.
+            rounds: how many rounds were chosen for each text before.
+            budget: of every text.
+
+        Raises:
+            ValueError: the strategy is not `is_apart`, or layers differ in heads or windows.
+        """
+        indices = self._one_group(cache)
+        lengths, end, count = cache.lengths.tensor, cache.lengths.max, len(indices)
+        rows = emitted.clamp_min(1)
+        scores = score_rows = None
+        if self.strategy.needs_scores:
+            pooled = buffer.pool(indices, rows=rows, end=end, normalise=self.normalise)
+            scores = pooled.to(self.score_dtype)
+        if self.strategy.needs_row_scores:
+            score_rows = buffer.rows_of(indices, end=end)
+        return self.strategy.select(
+            SelectionRequest(
+                lengths=lengths.repeat(count),
+                budgets=budget.of(lengths).repeat(count),
+                recent=self.forced.newest_of(emitted).repeat(count),
+                sink=self.forced.sink,
+                starts=torch.zeros_like(lengths).repeat(count),
+                kv_heads=cache.layers[indices[0]].kv_heads,
+                max_length=end,
+                scores=scores,
+                layers=tuple(self._state(cache.layers[i], i) for i in indices),
+                rows=rows.repeat(count),
+                score_rows=score_rows,
+                rounds=tuple(rounds),
+                widest=budget(end),
+            )
+        )
+
+    def _one_group(self, cache: ContiguousCache) -> list[int]:
+        """Return the sparse layers, which can all be chosen together."""
         groups = self._groups(cache)
         if not self.is_apart or len(groups) != 1:
             raise ValueError(
                 f"{self.strategy!r} cannot choose for many texts at once, over layers of "
                 f"{len(groups)} kinds; use `select` for each"
             )
-        request = self._round_request(
-            cache, buffer, groups[0], emitted, [max(1, n) for n in emitted], None,
-            rounds=tuple(rounds), budgets=tuple(budgets),
-        )  # fmt: skip
-        return self.strategy.select(request)
+        return groups[0]

@@ -72,12 +72,34 @@ def engine(models):
 
 @pytest.fixture
 def delayed(engine):
-    """Return `delayed(**changes)`: an engine that looks at a pass while the next one runs."""
+    """Return `delayed(**changes)`: an engine that looks at a pass while the next one runs.
 
-    def build(*arguments, **changes):
-        run = engine(*arguments, delayed_verification=True, **changes)
+    Each of its steps has a plan; see `cruising` for those that do without.
+    """
+
+    def build(*arguments, cruise=False, **changes):
+        run = engine(*arguments, delayed_verification=True, cruise=cruise, **changes)
         # As on a GPU: requests share one call a layer, over buffers.
         run.runner.uses_buffers = True
+        return run
+
+    return build
+
+
+@pytest.fixture
+def cruising(delayed):
+    """Return `cruising(**changes)`: an engine that cruises whenever it can, and counts it."""
+
+    def build(*arguments, **changes):
+        run = delayed(*arguments, cruise=True, **changes)
+        run.cruised, take_step = 0, run.cruise.take_step
+
+        def counted(settle):
+            plan = take_step(settle)
+            run.cruised += plan is not None
+            return plan
+
+        run.cruise.take_step = counted
         return run
 
     return build

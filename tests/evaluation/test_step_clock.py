@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pillarattn.engine.scheduler import PrefillChunk, StepPlan
+from pillarattn.engine.step_plan import PrefillChunk, StepPlan
 from pillarattn.evaluation.step_clock import StepClock
 from pillarattn.theory import (
     Workload,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from pillarattn.datatypes import RowLengths
 from pillarattn.modules.budgets import RatioBudget
-from pillarattn.modules.selection_numbers import NumbersOnce
+from pillarattn.modules.selection_numbers import ForcedTokens, NumbersOnce
 
 LENGTHS = RowLengths([100, 7], "cpu")
 
@@ -30,3 +32,9 @@ def test_the_same_question_is_answered_once_and_another_one_anew():
         assert changed is not first
         first = changed
     assert first.table.tolist() == [[100, 7], [25, 6], [3, 2], [0, 0]]
+
+
+def test_the_newest_tokens_are_counted_on_the_device_alike():
+    forced = ForcedTokens(recent=4, extra=1)
+    emitted = range(9)
+    assert forced.newest_of(torch.tensor(emitted)).tolist() == [forced.newest(n) for n in emitted]

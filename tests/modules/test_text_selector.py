@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from pillarattn.datatypes import LiveLengths
 from pillarattn.modules import ScoreBuffer
 from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.strategies import STRATEGIES
@@ -51,6 +54,37 @@ def test_each_text_gets_its_own_keys(builders, strategy):
             assert torch.equal(counts[at], want.counts[0])
             for head, count in enumerate(counts[at].tolist()):
                 assert torch.equal(indices[at, head, :count], want.indices[0, head, :count])
+
+
+@pytest.mark.parametrize(
+    "strategy", [n for n in STRATEGIES.names() if not STRATEGIES.get(n).keeps_history]
+)
+def test_keys_are_the_same_where_only_the_device_knows_the_numbers(builders, strategy):
+    selector = TextSelector.like(
+        builders.selector_of(strategy=STRATEGIES.get(strategy)(), recent=2, sink=1)
+    )
+    if not selector.is_apart:
+        pytest.skip("it is not asked for many texts at once")
+    cache = builders.cache_of(LENGTHS, windows=(None, None), heads=(2, 2))
+    buffer = builders.buffer_of(cache, 5, [5 - n for n in EMITTED])
+    budget = BUDGETS[0]
+    wanted, counts = selector.choose_for(
+        cache, buffer, emitted=EMITTED, rounds=ROUNDS, budgets=[budget] * 3
+    )
+    # The host knows a bound alone.
+    longest = max(LENGTHS)
+    bound = LiveLengths([longest] * 3, "cpu", tensor=torch.tensor(LENGTHS))
+    found, found_counts = selector.choose_ahead(
+        SimpleNamespace(layers=cache.layers, lengths=bound),
+        buffer,
+        emitted=torch.tensor(EMITTED),
+        rounds=ROUNDS,
+        budget=budget,
+    )
+    assert torch.equal(found_counts, counts)
+    for row, heads in enumerate(counts.tolist()):
+        for head, count in enumerate(heads):
+            assert torch.equal(found[row, head, :count], wanted[row, head, :count])
 
 
 def test_layers_that_differ_are_refused(builders):

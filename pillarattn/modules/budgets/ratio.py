@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class RatioBudget:
@@ -21,3 +24,10 @@ class RatioBudget:
         # ceil of the decimal product: 0.05 * 3840 is 192.00000000000003 in binary.
         wanted = math.ceil(round(self.s * length, 9))
         return min(length, max(self.min_budget, wanted))
+
+    def of(self, lengths: Tensor) -> Tensor:
+        """Return the budgets of rows whose lengths, int64, the device alone knows."""
+        product = lengths.double() * self.s
+        # As above: rounded to nine decimals before it is rounded up.
+        wanted = torch.ceil(torch.round(product * 1e9) / 1e9).long()
+        return torch.minimum(lengths, wanted.clamp_min(self.min_budget))

@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +56,10 @@ def test_it_never_leaves_a_row_without_keys_and_never_falls_as_a_row_grows(s, fl
 def test_all_keys_at_s_1_or_under_the_floor():
     assert all(RatioBudget(1.0, 1)(n) == n for n in range(300))
     assert all(RatioBudget(0.01, 128)(n) == n for n in range(129))
+
+
+@pytest.mark.parametrize("s", [0.01, 0.02, 0.05, 0.07, 0.1, 0.3333, 0.5, 1.0])
+@pytest.mark.parametrize("floor", [1, 128])
+def test_the_device_computes_the_same(s, floor):
+    budget, lengths = RatioBudget(s, floor), torch.arange(70_000)
+    assert budget.of(lengths).tolist() == [budget(n) for n in range(70_000)]

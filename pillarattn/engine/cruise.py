@@ -1,0 +1,340 @@
+"""Rounds without plans: while nobody comes in and there is room, steps follow each other alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pillarattn.datatypes import on_device
+from pillarattn.engine.chosen_keys import ChosenPart
+from pillarattn.engine.cruise_inputs import StepInputs, step_inputs
+from pillarattn.engine.cruise_rounds import CruiseRounds, Report
+from pillarattn.engine.cruise_schedule import CruiseSchedule
+from pillarattn.engine.decoder import RequestDecoder
+from pillarattn.engine.kv_manager import Entry
+from pillarattn.engine.outcomes import Outcomes
+from pillarattn.engine.request import RequestState
+from pillarattn.engine.row_buckets import bucket
+from pillarattn.engine.runner import ModelRunner
+from pillarattn.engine.scheduler import Scheduler
+from pillarattn.engine.step_buffers import Seat, Sizes
+from pillarattn.engine.step_plan import StepPlan
+
+# Steps after which it is tried again where it was not possible.
+PATIENCE = 8
+
+
+@dataclass(eq=False)
+class Member:
+    """A request that cruises.
+
+    Attributes:
+        name: its id.
+        decoder, entry: its own.
+        seat: where its inputs are.
+        rounds: verify passes since it began.
+    """
+
+    name: str
+    decoder: RequestDecoder
+    entry: Entry
+    seat: Seat
+    rounds: int = 0
+
+    def has_ended(self) -> bool:
+        """Whether nothing is asked of it any more."""
+        return self.decoder.request.finish_reason is not None
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Rounds of `members` that ended in a pass, and what waits for it: nobody has looked yet."""
+
+    members: list[Member]
+    report: Report
+
+
+class Cruise:
+    """Runs steps in which each request goes from round to round by itself.
+
+    A verify pass decides on the device what stands; the next round's first draft comes in the step
+    after it, with keys that were chosen on the device too: nobody idles. The host looks at a round
+    while the next step runs. It reads tokens, ends requests, and sees to it that there is room for
+    the rounds to come; where there is none, or somebody may come in, plans begin again.
+
+    Args:
+        runner: runs passes.
+        scheduler: keeps the requests' blocks.
+        outcomes: told of rounds; its requests and decoders are those of the engine.
+        longest: tokens that the model takes, or None.
+
+    Attributes:
+        new_rounds: makes what goes on on the device.
+    """
+
+    new_rounds: Callable[..., CruiseRounds] = CruiseRounds
+
+    def __init__(
+        self, runner: ModelRunner, scheduler: Scheduler, outcomes: Outcomes, longest: int | None
+    ) -> None:
+        self._runner, self._scheduler, self._outcomes = runner, scheduler, outcomes
+        self._longest = longest
+        self._members: list[Member] = []
+        self._landings: list[Landing] = []
+        self._kinds: dict[int, tuple[StepInputs, StepPlan]] = {}
+        self._step = self._retry_at = self._k = self._most = 0
+        # Whether somebody has ended, whether there is no room, and whether a step was cut short.
+        self._is_thinner = self._is_short = self._is_torn = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether requests cruise."""
+        return bool(self._members)
+
+    def take_step(self, settle: Callable[[], None]) -> StepPlan | None:
+        """Run a step without a plan, and say what it did; None: there must be plans.
+
+        Args:
+            settle: looks at all passes that run, and lets those leave who have ended.
+
+        Raises:
+            Exception: see `step`.
+        """
+        if not self.is_on:
+            if not self.is_possible:
+                return None
+            settle()
+            if not (self.is_possible and self.begin()):
+                return None
+        plan = self.step() if self.goes_on else None
+        if plan is None:
+            self.leave()
+        return plan
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether nothing asks for a plan."""
+        others = len(self._scheduler.entries) > len(self._members)
+        is_whole = not (self._is_short or self._is_torn)
+        return is_whole and not (others and self._scheduler.can_admit)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether requests can cruise, as far as that shows before passes are looked at."""
+        scheduler, decoders = self._scheduler, self._outcomes.decoders
+        if scheduler.step < self._retry_at:
+            return False
+        running = [e for e in scheduler.entries.values() if e.state is not RequestState.WAITING]
+        if not running or any(e.state is not RequestState.DECODE for e in running):
+            return False
+        first = decoders[running[0].request_id]
+        if first.k and not self._outcomes.selection.is_possible:
+            return False
+        own = ((e, decoders[e.request_id]) for e in running)
+        are_alike = all(
+            d.can_cruise and d.k == first.k and d.keys.budget == first.keys.budget
+            and not e.table.away
+            for e, d in own
+        )  # fmt: skip
+        is_full = len(running) == len(scheduler.entries) or not scheduler.can_admit
+        return are_alike and is_full
+
+    def begin(self) -> bool:
+        """Let requests cruise from the next step on; all passes have been looked at.
+
+        Returns:
+            Whether they do: there is room, and all have keys to draft with.
+        """
+        self._retry_at = self._scheduler.step + PATIENCE
+        decoders, pool = self._outcomes.decoders, self._scheduler.pool
+        own = [
+            (entry, decoders[entry.request_id])
+            for entry in self._scheduler.entries.values()
+            if entry.state is RequestState.DECODE
+        ]
+        self._k, budget = own[0][1].k, own[0][1].keys.budget
+        if self._k and not all(decoder.keys.selections for _, decoder in own):
+            return False
+        missing = (pool.blocks_for(self._bound(e)) - len(e.table) for e, _ in own)
+        most = max(self._bound(entry) for entry, _ in own)
+        if sum(max(0, count) for count in missing) > pool.free or self._is_too_long(most):
+            return False
+        for entry, _ in own:
+            entry.table.reserve(pool, self._bound(entry))
+        buffers, segments = self._runner.buffers, [d.draft_row(e.table) for e, d in own]
+        needed = buffers.needs(segments)
+        if needed is None:
+            return False
+        buffers.reserve(self._sizes(needed, [d for _, d in own], most), longest=most)
+        self._most = most
+        members = [
+            Member(e.request_id, d, e, seat)
+            for (e, d), seat in zip(own, buffers.seat(segments), strict=True)
+        ]
+        self._members = sorted(members, key=lambda member: member.seat.number)
+        self._is_thinner = self._is_short = self._is_torn = False
+        self._renew([len(m.decoder.drafts) for m in self._members])
+        self._rounds = self.new_rounds(buffers, self._outcomes.selection, k=self._k, budget=budget)
+        self._rounds.begin([(m.seat.number, m.decoder) for m in self._members])
+        return True
+
+    def step(self) -> StepPlan | None:
+        """Run the next step, and look at the one before; None: everybody has left.
+
+        Raises:
+            Exception: what the pass raised. What came before it is not lost; it cruises no more.
+        """
+        self._leave_out()
+        if not self._members:
+            return None
+        inputs, plan = self._kind()
+        verifying = [self._members[i] for i in inputs.rows.verifying]
+        rounds = self._rounds
+        try:
+            step = inputs.load(self._runner.buffers, rounds.base, rounds.tokens)
+            report = rounds.advance(
+                inputs, step, self._runner.run_loaded(step), most=self._most,
+                chosen=[m.decoder.keys.rounds + m.rounds for m in verifying],
+            )  # fmt: skip
+        except BaseException:
+            self._is_torn = True
+            raise
+        if report is not None:
+            self._landings.append(Landing(verifying, report))
+        self._step += 1
+        self._scheduler.step += 1
+        for member in verifying:
+            member.rounds += 1
+        self._land(but=0 if report is None else 1)
+        return plan
+
+    def leave(self) -> None:
+        """Let plans begin again, where the requests stand."""
+        self._land(but=0)
+        self._leave_out()
+        members, self._members = self._members, []
+        self._retry_at = self._scheduler.step + PATIENCE if self._is_torn else 0
+        if not members:
+            return
+        if self._is_torn:
+            # What the host has read is right; how far the device got is not known.
+            for member in members:
+                self._scheduler.resume(member.name, 0)
+                member.decoder.resume([])
+                member.seat.selections = None
+            return
+        buffers = self._runner.buffers
+        seats = on_device([m.seat.number for m in members], buffers.device)
+        texts = self._rounds.tokens[seats].tolist()
+        drafted = self._schedule.drafted(self._step)
+        kept = buffers.selected.taken(seats, self._rounds.base[seats]) if self._k else None
+        for place, (member, text, count) in enumerate(zip(members, texts, drafted, strict=True)):
+            stays = self._scheduler.resume(member.name, count)
+            member.decoder.resume(text[1 : stays + 1])
+            if kept is not None:
+                member.seat.selections = part = ChosenPart(kept, place)
+                member.decoder.keys.resume(part, member.rounds)
+
+    def drop(self) -> None:
+        """Leave those out from the next step on who have ended."""
+        self._is_thinner = True
+
+    def _bound(self, entry: Entry) -> int:
+        """Return the tokens that a request has at most after the step after the next one.
+
+        One round may have ended that nobody has looked at, and another one follows it.
+        """
+        return entry.cached + 2 * (self._k + 1)
+
+    def _is_too_long(self, tokens: int) -> bool:
+        return self._longest is not None and tokens > self._longest
+
+    def _sizes(self, needed: Sizes, decoders: list[RequestDecoder], most: int) -> Sizes:
+        """Return what the buffers must hold: `needed` for drafts, and the rounds' ends."""
+        if not self._k:
+            return replace(needed, rows=bucket(len(decoders)))
+        schedule = CruiseSchedule([len(d.drafts) for d in decoders], self._k)
+        keys = decoders[0].keys
+        scored = keys.scored_layers
+        return replace(
+            needed, rows=bucket(len(decoders) + self._k * schedule.most),
+            pages=max(needed.pages, self._scheduler.pool.blocks_for(most)),
+            width=max(needed.width, keys.budget(most)), scored=tuple(sorted(scored)),
+            places=schedule.most if scored else 0, queries=self._k + 1 if scored else 0,
+            span=most if scored else 0,
+        )  # fmt: skip
+
+    def _renew(self, drafted: list[int]) -> None:
+        """Plan all steps to come: requests that have so many drafts go on."""
+        self._schedule = CruiseSchedule(drafted, self._k)
+        self._step = 0
+        self._kinds.clear()
+
+    def _kind(self) -> tuple[StepInputs, StepPlan]:
+        """Return what the next step does."""
+        kind = self._schedule.kind(self._step)
+        if kind not in self._kinds:
+            rows, members = self._schedule.rows(self._step), self._members
+            names = [member.name for member in members]
+            is_scored = bool(len(rows.verifying) and members[0].decoder.keys.scored_layers)
+            inputs = step_inputs(
+                rows, np.array([m.seat.number for m in members]),
+                [m.decoder.kind for m in members],  # type: ignore[misc]
+                self._runner.buffers, k=self._k, is_scored=is_scored,
+                padded=self._runner.padded(len(rows.owners), is_scored),
+            )  # fmt: skip
+            plan = StepPlan(
+                drafts=tuple(names[i] for i in rows.drafting),
+                verifies=tuple((names[i], self._k + 1) for i in rows.verifying),
+                idle=tuple(names[i] for i in rows.idle),
+            )
+            self._kinds[kind] = inputs, plan
+        return self._kinds[kind]
+
+    def _leave_out(self) -> None:
+        """Go on without those who have ended; the others keep their drafts."""
+        if not self._is_thinner:
+            return
+        self._is_thinner = False
+        drafted = self._schedule.drafted(self._step)
+        kept = [
+            (m, count) for m, count in zip(self._members, drafted, strict=True) if not m.has_ended()
+        ]
+        if len(kept) < len(self._members):
+            self._members = [member for member, _ in kept]
+            self._renew([count for _, count in kept])
+
+    def _land(self, *, but: int) -> None:
+        """Look at rounds that have ended, in order, but for the last ones; make room for more."""
+        grown = []
+        while len(self._landings) > but:
+            # Whoever interrupts this finds everything as it was.
+            lines = self._landings[0].report()
+            landing = self._landings.pop(0)
+            for member, line in zip(landing.members, lines, strict=True):
+                if member.has_ended():
+                    continue
+                self._outcomes.land_round(member.name, line[: self._k + 1], line[self._k + 1 :])
+                if member.has_ended():
+                    self._is_thinner = True
+                elif self._grow(member):
+                    grown.append((member.seat, member.entry.table))
+        self._runner.buffers.lengthen(grown)
+
+    def _grow(self, member: Member) -> bool:
+        """Make room for a request's rounds to come; return whether its table has changed."""
+        pool, sizes, entry = self._scheduler.pool, self._runner.buffers.sizes, member.entry
+        bound = self._bound(entry)
+        missing = pool.blocks_for(bound) - len(entry.table)
+        room = sizes.pages * pool.block_size
+        if member.decoder.keys.scored_layers:
+            room = min(room, sizes.span)
+        if missing > pool.free or bound > room or self._is_too_long(bound):
+            self._is_short = True
+            return False
+        self._most = max(self._most, bound)
+        if missing > 0:
+            entry.table.reserve(pool, bound)
+        return missing > 0

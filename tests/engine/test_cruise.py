@@ -1,0 +1,289 @@
+"""Rounds without plans: the same tokens, nobody idle, and everything as it was afterwards."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import pillarattn
+from pillarattn.engine.request import SamplingParams
+
+LONG = SamplingParams(max_tokens=40)
+
+
+def tokens(outputs):
+    return [output.token_ids for output in outputs]
+
+
+def to_the_end(run):
+    """Step until nobody is left; return the last outputs by request."""
+    done = {}
+    while run.has_unfinished:
+        done |= {o.request_id: o for o in run.step() if o.finished}
+        run.scheduler.check()
+    return done
+
+
+def until_it_cruises(run):
+    for _ in range(100):
+        run.step()
+        if run.cruise.is_on:
+            return
+    raise AssertionError("it never cruised")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "k"),
+    [("pillar", 0), ("pillar", 1), ("pillar", 4), ("streaming", 4), ("uniform", 2)],
+)
+def test_greedy_tokens(cruising, prompts, alone, strategy, k):
+    run = cruising(strategy=strategy, k=k)
+    outputs = run.generate(prompts, LONG)
+    assert tokens(outputs) == [alone(p, 40) for p in prompts]
+    assert run.cruised > 10
+    assert k == 0 or run.stats.accepted > 0
+    run.scheduler.check()
+    assert run.scheduler.pool.free == run.scheduler.pool.num_blocks
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_tokens_of_other_families(cruising, prompts, alone, family):
+    run = cruising(family)
+    assert tokens(run.generate(prompts, LONG)) == [alone(p, 40, family) for p in prompts]
+    assert run.cruised > 10 or not run.runner.runs_ahead
+
+
+def test_seeded_samples_of_several_kinds(cruising, engine, prompts):
+    kinds = [
+        {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}, {},
+        {"temperature": 1.1, "top_k": 9}, {"temperature": 0.8},
+        {"temperature": 0.8, "min_p": 0.05},
+    ]  # fmt: skip
+    params = [SamplingParams(max_tokens=40, seed=i, **kind) for i, kind in enumerate(kinds)]
+    run = cruising()
+    outputs = run.generate(prompts, params)
+    assert tokens(outputs) == tokens(engine(delayed_verification=False).generate(prompts, params))
+    assert run.cruised > 10
+
+
+def test_nobody_idles_and_rows_are_level(cruising, prompts):
+    run = cruising(k=3)
+    for prompt in prompts:
+        run.add_request(prompt, SamplingParams(max_tokens=200))
+    until_it_cruises(run)
+    for _ in range(4):
+        run.step()
+    rounds = {name: request.rounds for name, request in run.requests.items()}
+    for _ in range(12):
+        run.step()
+        plan = run.last_plan
+        assert run.cruise.is_on and not plan.idle
+        # Six requests of rounds of four steps: one or two verify in each.
+        assert 1 <= len(plan.verifies) <= 2 and all(rows == 4 for _, rows in plan.verifies)
+        assert len(plan.drafts) + len(plan.verifies) == len(prompts)
+    assert all(run.requests[n].rounds - before == 3 for n, before in rounds.items())
+
+
+def test_requests_of_many_lengths(cruising, prompts, alone):
+    """Who ends leaves, and the others go on where they are."""
+    run = cruising(k=3)
+    sizes = [9, 30, 17, 45, 61, 24]
+    outputs = run.generate(prompts, [SamplingParams(max_tokens=n) for n in sizes])
+    assert tokens(outputs) == [alone(p, n) for p, n in zip(prompts, sizes, strict=True)]
+    assert run.cruised > 20
+
+
+def test_ends_are_noticed(cruising, prompts, alone):
+    run = cruising()
+    whole = [alone(p, 40) for p in prompts]
+    params = [
+        SamplingParams(max_tokens=40, stop_token_ids=(t[15 + i],)) for i, t in enumerate(whole)
+    ]
+    for output, own, param in zip(run.generate(prompts, params), whole, params, strict=True):
+        end = own.index(param.stop_token_ids[0]) + 1
+        assert output.token_ids == own[:end]
+        assert output.finish_reason == "stop"
+
+
+def test_somebody_comes_and_somebody_goes(cruising, prompts, alone):
+    run = cruising()
+    names = [run.add_request(p, LONG) for p in prompts[:3]]
+    until_it_cruises(run)
+    late = [run.add_request(p, LONG) for p in prompts[3:]]
+    run.step()
+    assert not run.cruise.is_on, "those who can come in need a plan"
+    until_it_cruises(run)
+    gone = run.abort(names[1])
+    assert gone.finish_reason == "abort"
+    assert gone.token_ids == alone(prompts[1], 40)[: len(gone.token_ids)]
+    run.scheduler.check()
+    done = to_the_end(run)
+    for name, prompt in zip([names[0], names[2], *late], [prompts[0], *prompts[2:]], strict=True):
+        assert done[name].token_ids == alone(prompt, 40)
+
+
+def test_who_must_wait_leaves_the_others_alone(cruising, prompts, alone):
+    run = cruising(max_batch=2)
+    names = [run.add_request(p, LONG) for p in prompts]
+    until_it_cruises(run)
+    for _ in range(3):
+        run.step()
+        assert run.cruise.is_on
+    done = to_the_end(run)
+    assert [done[n].token_ids for n in names] == [alone(p, 40) for p in prompts]
+
+
+def test_without_room_plans_begin_again(cruising, prompts, alone):
+    run = cruising(kv_tokens=192, host_tokens=512)
+    outputs = run.generate(prompts, SamplingParams(max_tokens=50))
+    assert tokens(outputs) == [alone(p, 50) for p in prompts]
+    assert run.cruised > 0 and run.stats.blocks_out > 0
+    run.scheduler.check()
+
+
+def test_room_grows_with_the_texts(cruising, prompts, alone):
+    """Pages, scores and selections outgrow the buffers again and again."""
+    run = cruising(kv_tokens=2048, block_size=1)
+    outputs = run.generate(prompts[:2], SamplingParams(max_tokens=160))
+    assert tokens(outputs) == [alone(p, 160) for p in prompts[:2]]
+    assert run.cruised > 0.8 * run.stats.steps
+
+
+def test_the_model_ends_where_it_ends(cruising, prompts, alone):
+    """No pass goes past the positions that there are."""
+    run, seen = cruising(max_length=60), []
+    load = run.runner.run_loaded
+
+    def looked_at(step):
+        seen.append(int(step.buffers.named["positions"].max()))
+        return load(step)
+
+    run.runner.run_loaded = looked_at
+    outputs = run.generate(
+        [prompts[0], prompts[1]], [SamplingParams(max_tokens=60 - n) for n in (3, 14)]
+    )
+    assert tokens(outputs) == [alone(prompts[0], 57), alone(prompts[1], 46)]
+    assert 40 < max(seen) < 60
+
+
+@pytest.mark.parametrize("place", ["run_loaded", "advance"])
+def test_a_step_that_raises_loses_nothing(cruising, prompts, alone, place, monkeypatch):
+    run = cruising()
+    names = [run.add_request(p, LONG) for p in prompts]
+    until_it_cruises(run)
+    for _ in range(3):
+        run.step()
+    owner = run.runner if place == "run_loaded" else run.cruise._rounds
+    work = getattr(owner, place)
+
+    def broken(*arguments, **options):
+        result = work(*arguments, **options)
+        raise MemoryError(f"after {result is not None}")
+
+    monkeypatch.setattr(owner, place, broken)
+    with pytest.raises(MemoryError, match="after"):
+        run.step()
+    monkeypatch.setattr(owner, place, work)
+    done = to_the_end(run)
+    assert [done[n].token_ids for n in names] == [alone(p, 40) for p in prompts]
+
+
+def test_who_raises_fails_alone(cruising, prompts, alone, monkeypatch):
+    run = cruising()
+    names = [run.add_request(p, LONG) for p in prompts]
+    until_it_cruises(run)
+    decoder = run._decoders[names[2]]
+
+    def broken(targets, drafts):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(decoder, "end_round", broken)
+    done = to_the_end(run)
+    assert done[names[2]].error == "RuntimeError: no"
+    for name, prompt in zip(names, prompts, strict=True):
+        if name != names[2]:
+            assert done[name].token_ids == alone(prompt, 40)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.2}, {"logprobs": 2}, {"k": 2}, {"s": 0.5},
+        {"draft_length": "confidence"}, {"draft_share": "acceptance"},
+        {"logits_processors": [lambda ids, logits: logits]},
+        {"temperature": 0.8, "seed": 1, "acceptance": "rejection"},
+    ],
+    ids=lambda params: next(iter(params)),
+)  # fmt: skip
+def test_who_needs_the_host_has_plans(cruising, prompts, params):
+    run = cruising()
+    run.add_request(prompts[0], LONG)
+    run.add_request(prompts[1], SamplingParams(max_tokens=40, **params))
+    while len(run.requests) == 2:
+        assert not run.cruise.is_on
+        run.step()
+    # Once one of them has ended the other one may.
+    to_the_end(run)
+    assert run.stats.finished == {"length": 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cruise": False}, {"phases": "lockstep"}, {"speculative": "auto"}, {"drafter": "ngram"},
+        {"strategy": "quest"}, {"strategy": "h2o"}, {"eviction": "heat", "host_tokens": 512},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)  # fmt: skip
+def test_engines_that_have_plans(delayed, prompts, alone, changes):
+    run = delayed(**{"cruise": True, **changes})
+    outputs = run.generate(prompts, LONG)
+    assert tokens(outputs) == [alone(p, 40) for p in prompts]
+    assert run.cruise is None or not run.cruise._kinds
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_order_of_events(cruising, prompts, alone, seed):
+    """Requests come, go and end at any time: the pool is conserved and every text is right."""
+    chance = random.Random(seed)
+    run = cruising(k=chance.choice([1, 3]), kv_tokens=chance.choice([320, 1024]))
+    wanted, done = {}, {}
+    for _ in range(100):
+        event = chance.random()
+        if event < 0.06 and len(wanted) < 14:
+            prompt, new = chance.choice(prompts), chance.randint(1, 60)
+            wanted[run.add_request(prompt, SamplingParams(max_tokens=new))] = prompt, new
+        elif event < 0.08 and run.requests:
+            name = chance.choice(sorted(run.requests))
+            prompt, _ = wanted.pop(name)
+            found = run.abort(name).token_ids
+            assert found == alone(prompt, 60)[: len(found)]
+        done |= {o.request_id: o for o in run.step() if o.finished}
+        run.scheduler.check()
+    done |= to_the_end(run)
+    for name, (prompt, new) in wanted.items():
+        assert done[name].token_ids == alone(prompt, 60)[:new]
+    assert run.cruised > 10
+    assert run.scheduler.pool.free == run.scheduler.pool.num_blocks
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_no_step_waits_for_the_gpu(tiny_model, prompts):
+    """A sync detector raises at any wait but that for the tokens of the step before."""
+    model = pillarattn.patch(tiny_model("llama").cuda())
+    run = pillarattn.Engine(model, pillarattn.EngineConfig(kv_tokens=8192, seed=0))
+    for prompt in prompts:
+        run.add_request(prompt, SamplingParams(max_tokens=400, temperature=0.7))
+    until_it_cruises(run)
+    for _ in range(60):
+        run.step()
+    before = run.cruise._step
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(12):
+            run.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert run.cruise.is_on and run.cruise._step == before + 12
