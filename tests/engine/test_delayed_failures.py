@@ -13,20 +13,20 @@ GREEDY = SamplingParams(max_tokens=24)
 
 
 def test_abort_while_a_pass_runs_and_the_same_name_again(delayed, prompts, alone):
-    run = delayed()
+    run, greedy = delayed(), SamplingParams(max_tokens=16)
     for step in range(12):
-        run.add_request(prompts[1], GREEDY, request_id="a")
-        run.add_request(prompts[2], GREEDY, request_id="b")
+        run.add_request(prompts[1], greedy, request_id="a")
+        run.add_request(prompts[2], greedy, request_id="b")
         for _ in range(step):
             run.step()
         out = run.abort("a")
-        assert alone(prompts[1], 24)[: len(out.token_ids)] == out.token_ids
-        run.add_request(prompts[3], GREEDY, request_id="a")
+        assert alone(prompts[1], 16)[: len(out.token_ids)] == out.token_ids
+        run.add_request(prompts[3], greedy, request_id="a")
         ended = {}
         while run.has_unfinished:
             ended |= {o.request_id: o for o in run.step() if o.finish_reason}
-        assert ended["a"].token_ids == alone(prompts[3], 24)
-        assert ended["b"].token_ids == alone(prompts[2], 24) if "b" in ended else True
+        assert ended["a"].token_ids == alone(prompts[3], 16)
+        assert ended["b"].token_ids == alone(prompts[2], 16) if "b" in ended else True
         run.scheduler.check()
         assert run.scheduler.pool.used == 0
 

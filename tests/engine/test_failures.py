@@ -337,7 +337,7 @@ def test_the_pool_is_conserved_in_any_session(models, alone, eviction):
     Session.eviction = eviction
     case = Session.TestCase
     case.settings = settings(
-        max_examples=15, stateful_step_count=20, deadline=None,
+        max_examples=10, stateful_step_count=20, deadline=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     case("runTest").runTest()
