@@ -270,6 +270,28 @@ def test_any_order_of_events(cruising, prompts, alone, seed):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("k", [0, 1, 4])
+def test_tokens_on_a_gpu(tiny_model, prompts, k, temperature):
+    """Recorded passes, and everything between them on the device."""
+    model = pillarattn.patch(tiny_model("llama").cuda())
+    pillar = pillarattn.PillarConfig(k=k, s=0.25, min_budget=8, recent=2, sink=1)
+    params = [
+        SamplingParams(max_tokens=150 + 10 * i, temperature=temperature, seed=i)
+        for i in range(len(prompts))
+    ]
+    found = []
+    for changes in ({}, {"cruise": False}, {"delayed_verification": False, "cuda_graphs": False}):
+        config = pillarattn.EngineConfig(kv_tokens=8192, seed=0, pillar=pillar, **changes)
+        run = pillarattn.Engine(model, config)
+        found.append(tokens(run.generate(prompts, params)))
+        assert run.runner.graphs.reason is None and run.runner.fused.reason is None
+        run.scheduler.check()
+        assert run.cruise is None or run.cruise._step > 20
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_no_step_waits_for_the_gpu(tiny_model, prompts):
     """A sync detector raises at any wait but that for the tokens of the step before."""
     model = pillarattn.patch(tiny_model("llama").cuda())
