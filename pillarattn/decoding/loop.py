@@ -125,15 +125,21 @@ class DecodingRun:
         sparse = self.selector.sparse_layers(self.target.cache)
         # A layer whose keys are made anew in each pass has left nothing to score: its first round
         # reads them all.
-        seeded = all(index in step.seeds for index in sparse)
-        if sparse and seeded and step.seed_rows and not self.outcome.is_complete:
+        seeded = sparse and step.seed_rows and all(index in step.seeds for index in sparse)
+        seeded = bool(seeded) and not self.outcome.is_complete
+        selects = False
+        if self.pace is not None and not self.outcome.is_complete:
+            selects = self.pace.begin(self._place, seeded=seeded) and bool(sparse)
+            # Plain rounds read all keys.
+            seeded = seeded and self.pace.k > 0
+        if seeded:
             with self._timed("select_seconds"):
                 self.selections = self.selector.seed(
                     self.target.cache, step.seeds, tokens=self._tokens()
                 )
-        if self.pace is not None and not self.outcome.is_complete:
-            length, room = self._place()
-            if self.pace.begin(length, room, selected=bool(self.selections)) and sparse:
+        if self.pace is not None:
+            self.pace.clock.start()
+            if selects:
                 self._choose_keys(ScoreBuffer(), s=self.pace.s)
 
     def draft(self) -> Draft:
@@ -179,6 +185,7 @@ class DecodingRun:
         with self._timed("verify_seconds"):
             tokens = torch.cat([history.last_tokens(), draft.tokens], dim=1)
             raw = self.target.forward(tokens, step)
+            self.width = getattr(self.target, "block_width", tokens.shape[1])
             logits = self.process(history, history.lengths, raw)
             steps = [n - history.prompt_length for n in history.lengths]
             verdict = self.rule.judge(draft, logits, steps)
@@ -234,15 +241,16 @@ class DecodingRun:
             policy.observe([drafted[r] for r in seen], [kept[r] for r in seen])
         if self.pace is not None:
             settled = getattr(self.target, "take_settled", lambda: True)()
-            self.pace.finish_round(self.asked, max(base), [kept[r] for r in seen], settled=settled)
+            self.pace.finish_round(
+                self.asked, max(base), [kept[r] for r in seen], settled=settled, width=self.width
+            )
 
     def select(self, buffer: ScoreBuffer) -> None:
         """Choose the keys of the next round from what the verify pass saw, if it is to draft."""
         if self.outcome.is_complete:
             return
         if self.pace is not None:
-            length, room = self._place()
-            if self.pace.advance(length, room, scored=self.scored):
+            if self.pace.advance(self._place, scored=self.scored):
                 self._choose_keys(buffer, s=self.pace.s)
         elif self.selects_keys:
             self._choose_keys(buffer, s=self.draft_share.choose(self._s))

@@ -24,6 +24,8 @@ class Target(Protocol):
     `roll_back` may then stop at any length of each row, and not only at those of the last `keep`.
     One whose first passes are slower than later ones has a method `take_settled`, which returns
     whether all passes since its last call ran as they will from now on: a gate learns from these.
+    One whose passes may have more tokens a row than they are given has an attribute `block_width`:
+    how many its last `forward` had.
     """
 
     lockstep: bool

@@ -53,6 +53,8 @@ class ObservedRound:
         seconds: from its begin to the next one's, selection included.
         accepted: drafts accepted and kept, by row that still ran.
         is_usual: False where it did more than its kind does, so that its time tells nothing.
+        is_settled: False where a pass of it ran for the first times: it will be faster from now on.
+        width: tokens a row that its verify pass ran with; None: one more than its drafts.
     """
 
     k: int
@@ -62,6 +64,8 @@ class ObservedRound:
     seconds: float
     accepted: Sequence[int]
     is_usual: bool = True
+    is_settled: bool = True
+    width: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pillarattn.decoding.cost_gate.choice import Choice, ObservedRound
 from pillarattn.decoding.cost_gate.outlook import Outlook, Prospect
+from pillarattn.decoding.cost_gate.trials import GROWTH
 
 KS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 SS = (0.02, 0.05, 0.1, 0.2)
@@ -14,8 +17,9 @@ FIRST_K = 2
 # Plain steps that are timed first, and rounds that are tried then: the first of each may compile.
 WARM_STEPS = 3
 WARM_ROUNDS = 2
-# Rounds that a choice holds for.
+# Rounds that a choice holds for; a plain one until the next trial is due, between the two.
 PLAIN_HOLD = 16
+LONGEST_HOLD = 64
 SPECULATIVE_HOLD = 4
 PROBE_HOLD = 2
 # How much better another setting must be.
@@ -23,11 +27,10 @@ GAIN = 1.03
 # Time that trials may lose against the best known setting: a share of all, and plain steps.
 TRIAL_SHARE = 0.012
 TRIAL_STEPS = 3.0
-# Plain steps before the next trial; doubles with each that fails.
-FIRST_WAIT = 32
-LAST_WAIT = 1024
-# Growth of the context that calls for another look.
-GROWTH = 1.15
+# Share of what is left of a call that a trial may lose at worst.
+RISK = 0.015
+# Rounds by which a trial is made longer whose passes all ran for the first times.
+MOST_REPEATS = 4
 NEIGHBOUR_EVERY = 8
 PLAIN_EVERY = 64
 CLOSE_EVERY = 8
@@ -39,6 +42,9 @@ CLOSE_GAIN = 1.2
 CERTAIN = 3
 # With fewer tokens left nothing is tried: what is known decides.
 LEAST_ROOM = 64
+# Where first passes are slow, a first call tries nothing with so few left: what it would pay for
+# them no later call may ever earn.
+SHORT_ROOM = 256
 
 
 class CostGate:
@@ -48,6 +54,9 @@ class CostGate:
     a round by k, each as a function of the context. Acceptance is counted by position. A trial (of
     speculation while decoding plainly, of neighbours while speculating) may lose no more than a
     small share of the time so far, so that a long run stays close to the best setting known.
+
+    Where passes are recorded, the first ones of each shape are slower than all later ones: such
+    rounds are paid for, and tell nothing of times. A trial goes on until some tell.
 
     Args:
         ks: drafts a round to choose from, ascending, each >= 1.
@@ -72,22 +81,23 @@ class CostGate:
                 f"a gate chooses from ks >= 1 and shares 0 < s <= 1, got ks={ks!r}, ss={ss!r}"
             )
         self.outlook = known or Outlook(tuple(ks), tuple(ss), min_budget)
+        self._is_first_call = known is None
         self.choice = Choice(0, self._first_s(), 1, "measure plain")
         self._elapsed = 0.0
         self._lost = 0.0
         # Seconds a token of the setting that a trial is measured against; None: no trial runs.
         self._reference: float | None = None
-        self._rounds = self.outlook.rounds
-        # Plain steps since the last trial of speculation, and how many there must be.
-        self._plain_since = 0
-        self._wait = FIRST_WAIT
-        self._tried_at = 0
         # Rounds since the last trial of a neighbour, and since a plain step was timed.
         self._since_neighbour = 0
         self._since_plain = 0
         # What ran before the trial that runs now, and goes on if the trial shows nothing better.
         self._base: Choice | None = None
-        self._has_room = True
+        # Tokens that a row may still emit.
+        self._room = 0
+        # Rounds of the running trial that told times, and by how many it was made longer.
+        self._told = self._repeats = 0
+        # Of a plain step, since the last choice; None: nothing is known yet.
+        self._plain_seconds: float | None = None
 
     def _first_s(self) -> float:
         return min(self.outlook.ss, key=lambda s: abs(s - FIRST_S))
@@ -99,50 +109,81 @@ class CostGate:
 
     def choose(self, length: int, room: int) -> Choice:
         """Return how to decode the coming rounds; see `Gate`."""
+        if self._is_untold(room):
+            self._repeats += 1
+            self.choice = replace(self.choice, rounds=1)
+            return self.choice
         self._reference = None
+        self._told = self._repeats = 0
         self.choice = self._next(length, room)
+        plain = self.outlook.costs.plain
+        self._plain_seconds = plain.at(length) if plain.count else None
         return self.choice
+
+    def _is_untold(self, room: int) -> bool:
+        """Whether a trial runs that has told no times yet, and is to go on."""
+        goes_on = self._repeats < MOST_REPEATS and room >= LEAST_ROOM
+        return self._reference is not None and not self._told and goes_on
 
     def observe(self, done: ObservedRound) -> None:
         """Learn times and acceptance from a round."""
-        costs = self.outlook.costs
+        outlook, costs = self.outlook, self.outlook.costs
+        usual = self._expected(done)
+        tells = done.is_usual and done.is_settled
+        outlook.settles |= not done.is_settled
         if done.k == 0:
-            self._plain_since += 1
-            if done.is_usual:
-                self._since_plain = 0
-                costs.add_plain(done.length, done.seconds)
+            outlook.trials.plain_since += 1
         else:
-            self._rounds += 1
             self._since_neighbour += 1
             self._since_plain += 1
-            rest = max(done.seconds - done.draft_seconds, 0.0)
-            if done.is_usual:
-                costs.add_round(done.k, done.s, done.length, draft=done.draft_seconds, rest=rest)
-            self.outlook.add_acceptance(done.k, done.s, list(done.accepted))
-        seconds = self._usual_seconds(done)
-        self._elapsed += seconds
-        if self._reference is not None and done.accepted:
-            tokens = 1 + sum(done.accepted) / len(done.accepted)
-            self._lost += max(0.0, seconds - tokens * self._reference)
-
-    def _usual_seconds(self, done: ObservedRound) -> float:
-        """Return a round's time, cut where a stall would make it a trial's whole fault."""
-        costs = self.outlook.costs
-        if not costs.plain.count:
-            return done.seconds
-        # Before a round of its kind is known, each of its passes counts as a plain one.
-        usual = costs.plain.at(done.length) * (done.k + 1)
-        if done.k and costs.measured(done.k, done.s) > 1:
+            outlook.add_acceptance(done.k, done.s, list(done.accepted))
+        if tells:
+            self._learn_times(done)
+        if tells and done.k and costs.plain.count and costs.measured(done.k, done.s) > 1:
             usual = costs.round_seconds(done.k, done.s, done.length)
-        return min(done.seconds, 2.0 * usual)
+        # A stall would make it a trial's whole fault.
+        seconds = min(done.seconds, 2.0 * usual)
+        self._elapsed += seconds
+        outlook.trials.elapsed += seconds
+        if self._reference is None or not done.accepted:
+            return
+        worth = (1 + sum(done.accepted) / len(done.accepted)) * self._reference
+        if done.is_settled:
+            self._lost += max(0.0, seconds - worth)
+        else:
+            outlook.trials.pay(max(0.0, done.seconds - worth), counts=costs.rounds >= WARM_ROUNDS)
+
+    def _expected(self, done: ObservedRound) -> float:
+        """Return a round's seconds as they were expected before it."""
+        if self._plain_seconds is None:
+            return done.seconds
+        if done.k and self.outlook.costs.rounds:
+            return self.outlook.costs.round_seconds(done.k, done.s, done.length)
+        # Before any round is known, each of its passes counts as a plain one.
+        return self._plain_seconds * (done.k + 1)
+
+    def _learn_times(self, done: ObservedRound) -> None:
+        costs = self.outlook.costs
+        # A trial tells times of its own kind: a step that scores comes before it.
+        self._told += (done.k > 0) == (self.choice.k > 0)
+        if done.k == 0:
+            self._since_plain = 0
+            costs.add_plain(done.length, done.seconds)
+            return
+        self.outlook.trials.told_at = done.length
+        rest = max(done.seconds - done.draft_seconds, 0.0)
+        costs.add_round(
+            done.k, done.s, done.length, draft=done.draft_seconds, rest=rest, width=done.width
+        )
 
     def _next(self, length: int, room: int) -> Choice:
         costs = self.outlook.costs
         if costs.plain.count < WARM_STEPS:
             return self._plain(length, WARM_STEPS - costs.plain.count, "measure plain")
-        self._has_room = room >= LEAST_ROOM
-        if self._rounds < WARM_ROUNDS:
-            if not self._has_room:
+        self._room = room
+        if costs.rounds < WARM_ROUNDS:
+            is_short = self._is_first_call and self.outlook.settles and room <= SHORT_ROOM
+            if is_short or room < LEAST_ROOM:
                 return self._plain(length, room, "too few tokens left")
             return self._first_trial(length)
         plain = self.outlook.plain_rate(length)
@@ -156,7 +197,7 @@ class CostGate:
 
     def _first_trial(self, length: int) -> Choice:
         self._base = self._plain(length, 1, "measure plain")
-        self._tried_at = length
+        self.outlook.trials.tried_at = length
         self._reference = 1.0 / self.outlook.plain_rate(length)
         k = min(self.outlook.ks, key=lambda one: abs(one - FIRST_K))
         plain = self.outlook.plain_rate(length)
@@ -167,30 +208,32 @@ class CostGate:
         self, length: int, plain: float, prospects: list[Prospect], best: Prospect
     ) -> Choice:
         """Go over to speculation, try it, or stay."""
-        if best.rate > plain * GAIN:
-            self._settle()
+        trials = self.outlook.trials
+        if best.rate > plain * GAIN and best.doubted_rate > plain:
+            self._base = None
+            trials.succeed()
             return self._speculate(best, plain, "speculation pays")
-        hoped = max(prospects, key=lambda one: one.hoped_rate)
+        # A trial may fail entirely, with no draft accepted, and must cost little of a call then.
+        most = RISK * self._room / plain - trials.coming(length)
+        bearable = [one for one in prospects if PROBE_HOLD * (one.seconds - 1 / plain) <= most]
+        hoped = max(bearable, key=lambda one: one.hoped_rate, default=best)
         # A time or two may have been taken in a bad moment.
         is_certain = self.outlook.costs.measured(hoped.k, hoped.s) >= CERTAIN
         if is_certain and max(one.best_rate for one in prospects) <= plain:
             self._base = None
-            return self._plain(length, PLAIN_HOLD, "no draft can pay")
+            return self._plain(length, LONGEST_HOLD, "no draft can pay")
         loss = hoped.seconds - hoped.tokens / plain
         goes_on = self._base is not None and hoped.hoped_rate > plain * GAIN
-        is_due = self._plain_since >= self._wait or length > self._tried_at * GROWTH
-        if (goes_on or is_due) and self._affords(PROBE_HOLD * loss, length):
-            if not goes_on:
-                self._wait = min(self._wait * 2, LAST_WAIT)
-                if length > self._tried_at * GROWTH:
-                    self._wait = FIRST_WAIT
-            self._tried_at = length
-            self._plain_since = 0
+        is_wanted = bearable and (goes_on or trials.is_due(length))
+        if is_wanted and self._affords(PROBE_HOLD * loss, length):
+            trials.begin(length, goes_on=goes_on)
             self._base = self._plain(length, 1, "speculation does not pay")
             self._reference = 1.0 / plain
             return self._speculate(hoped, plain, "probe", PROBE_HOLD)
         self._base = None
-        return self._plain(length, PLAIN_HOLD, "speculation does not pay")
+        is_close = best.rate * CLOSE_GAIN > plain
+        hold = PLAIN_HOLD if is_close else max(trials.wait - trials.plain_since, PLAIN_HOLD)
+        return self._plain(length, min(hold, LONGEST_HOLD), "speculation does not pay")
 
     def _from_speculation(
         self, length: int, plain: float, prospects: list[Prospect], best: Prospect, running: Choice
@@ -198,8 +241,7 @@ class CostGate:
         """Stay, move to another setting, try a neighbour, or give up."""
         self._base = None
         if best.rate < plain:
-            self._plain_since = 0
-            self._tried_at = length
+            self.outlook.trials.end_speculation(length)
             return self._plain(length, PLAIN_HOLD, "speculation does not pay")
         now = next((p for p in prospects if (p.k, p.s) == (running.k, running.s)), best)
         if best.rate > now.rate * GAIN:
@@ -254,14 +296,10 @@ class CostGate:
         return is_far or self._since_plain >= every
 
     def _affords(self, loss: float, length: int) -> bool:
-        if not self._has_room:
+        if self._room < LEAST_ROOM or not self.outlook.trials.may_invest(length):
             return False
         step = 1.0 / self.outlook.plain_rate(length)
         return self._lost + max(loss, 0.0) <= TRIAL_SHARE * self._elapsed + TRIAL_STEPS * step
-
-    def _settle(self) -> None:
-        self._base = None
-        self._wait = FIRST_WAIT
 
     def _plain(self, length: int, rounds: int, reason: str) -> Choice:
         rate = self.outlook.plain_rate(length) if self.outlook.costs.plain.count else None

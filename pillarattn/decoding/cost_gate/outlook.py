@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pillarattn.decoding.cost_gate.position_acceptance import PositionAcceptance, mean_tokens
 from pillarattn.decoding.cost_gate.round_costs import RoundCosts
+from pillarattn.decoding.cost_gate.trials import Trials
 
 # Rejections of a share that was not tried fall by this power of the shares' ratio.
 SHARE_POWER = 0.3
+DOUBT = 0.5
 
 
-@dataclass(frozen=True)
-class Prospect:
+class Prospect(NamedTuple):
     """What a setting would give.
 
     Attributes:
         k, s: the setting.
         rate: tokens a second, of one sequence.
-        hoped_rate: the same with a hopeful view of acceptance.
+        hoped_rate: the same with a hopeful view of acceptance: a standard deviation higher.
+        doubted_rate: the same with a doubtful view: `DOUBT` of them lower.
         best_rate: the same if every draft were accepted.
         seconds: a round's.
         tokens: a round's, expected.
@@ -28,6 +30,7 @@ class Prospect:
     s: float
     rate: float
     hoped_rate: float
+    doubted_rate: float
     best_rate: float
     seconds: float
     tokens: float
@@ -40,6 +43,12 @@ class Outlook:
         ks: drafts a round to compare, each >= 1.
         ss: shares to compare.
         min_budget: keys that drafts may always read: below it, shares are all alike.
+
+    Attributes:
+        costs: seconds of rounds.
+        settles: whether first passes were seen to be slower than later ones, as where they are
+            recorded.
+        trials: what trials have cost, and when the next one is due.
     """
 
     def __init__(self, ks: tuple[int, ...], ss: tuple[float, ...], min_budget: int) -> None:
@@ -47,16 +56,13 @@ class Outlook:
         self.ss = ss
         self.min_budget = min_budget
         self.costs = RoundCosts(min_budget)
+        self.settles = False
+        self.trials = Trials()
         self._acceptance: dict[float, PositionAcceptance] = {}
 
     def add_acceptance(self, k: int, s: float, accepted: list[int]) -> None:
         """Count the acceptance of a round."""
         self._acceptance.setdefault(s, PositionAcceptance()).observe(k, accepted)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that drafted."""
-        return sum(seen.rounds for seen in self._acceptance.values())
 
     def shares(self, length: int) -> tuple[float, ...]:
         """Return the shares that differ at this context: all above the floor, and one below."""
@@ -67,20 +73,25 @@ class Outlook:
     def prospects(self, length: int) -> list[Prospect]:
         """Return what each setting would give at a context of `length` tokens."""
         found = []
-        rest = {k: self.costs.rest_seconds(k, length) for k in self.ks}
+        rest = self.costs.rests(self.ks, length)
         most = max(self.ks)
         for s in self.shares(length):
             draft = self.costs.draft_seconds(s, length)
-            likely = mean_tokens(self._chances(s, most, 0.0))
-            hoped = mean_tokens(self._chances(s, most, 1.0))
-            for k in self.ks:
-                seconds = max(k * draft + rest[k], 1e-9)
+            own = self._acceptance.get(s) or PositionAcceptance()
+            chances = self._chances(s, own, most)
+            spread = list(zip(chances, own.deviations(chances), strict=True))
+            likely = mean_tokens(chances)
+            hoped = mean_tokens([min(mean + one, 1.0) for mean, one in spread])
+            doubted = mean_tokens([max(mean - DOUBT * one, 0.0) for mean, one in spread])
+            for k, rest_seconds in zip(self.ks, rest, strict=True):
+                seconds = max(k * draft + rest_seconds, 1e-9)
                 found.append(
                     Prospect(
                         k,
                         s,
                         rate=likely[k] / seconds,
                         hoped_rate=hoped[k] / seconds,
+                        doubted_rate=doubted[k] / seconds,
                         best_rate=(k + 1) / seconds,
                         seconds=seconds,
                         tokens=likely[k],
@@ -92,15 +103,12 @@ class Outlook:
         """Return the tokens a second of plain decoding, of one sequence."""
         return 1.0 / max(self.costs.plain.at(length), 1e-9)
 
-    def _chances(self, s: float, k: int, optimism: float) -> list[float]:
+    def _chances(self, s: float, own: PositionAcceptance, k: int) -> list[float]:
         """Return the chances of a share, which start from those of its best-known neighbour."""
-        own = self._acceptance.get(s) or PositionAcceptance()
         tried = [(share, seen) for share, seen in self._acceptance.items() if share != s]
         if not tried or own.rounds >= 50:
-            return own.chances(k, optimism=optimism)
+            return own.chances(k)
         share, seen = min(tried, key=lambda pair: abs(pair[0] / s - s / pair[0]))
-        base = seen.chances(k)
         factor = (share / s) ** SHARE_POWER
-        return own.chances(
-            k, prior=lambda j: max(0.0, 1.0 - (1.0 - base[j]) * factor), optimism=optimism
-        )
+        prior = [max(0.0, 1.0 - (1.0 - chance) * factor) for chance in seen.chances(k)]
+        return own.chances(k, prior=prior)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from pillarattn.decoding.cost_gate.round_clock import RoundClock
 # Tokens after which a selection is too old to draft with: until then drafts read what was written
 # since it was made, and a plain step or two need not pay for a new one.
 FRESH = 16
+# Rounds that may be slower than those to come, in a row; after them, a pass is never recorded.
+MOST_UNSETTLED = 8
 
 
 class Pace:
@@ -48,28 +51,32 @@ class Pace:
         self._left = 0
         self._rounds = 0
         self._selected_at: int | None = None
+        # Rounds in a row that were not settled: plain ones, and those that were to draft.
+        self._unsettled = [0, 0]
 
-    def begin(self, length: int, room: int, *, selected: bool) -> bool:
+    def begin(self, place: Callable[[], tuple[int, int]], *, seeded: bool) -> bool:
         """Choose the first round, after the prompt; return whether keys must be selected for it.
 
         Args:
-            length: tokens in the cache, of the longest row.
-            room: tokens that a row may still emit, of the row with the most.
-            selected: whether the prompt's last rows have chosen keys.
+            place: returns the tokens in the cache, of the longest row, and how many a row may still
+                emit, of the row with the most.
+            seeded: whether the prompt's last rows will choose keys if `k` is not 0 then.
         """
-        self._selected_at = length if selected else None
-        self.clock.start()
-        return self.advance(length, room, scored=False)
+        self._selected_at = place()[0] if seeded else None
+        selects = self.advance(place, scored=False)
+        if self.k == 0:
+            self._selected_at = None
+        return selects
 
-    def advance(self, length: int, room: int, *, scored: bool) -> bool:
+    def advance(self, place: Callable[[], tuple[int, int]], *, scored: bool) -> bool:
         """Choose the coming round; return whether keys must be selected for it now.
 
         Args:
-            length, room: see `begin`.
+            place: see `begin`; a plain round amid others does not ask it.
             scored: whether the pass before left scores.
         """
         if self._left == 0 or self._choice is None:
-            self._choose(length, room)
+            self._choose(*place())
         choice = self._choice
         assert choice is not None
         self._left -= 1
@@ -77,6 +84,7 @@ class Pace:
         self.collects = self.k > 0 and self._needs_scores
         if self.k == 0 or not self._selects_keys:
             return False
+        length, _ = place()
         if scored or not self._needs_scores:
             self.s = choice.s
             self._selected_at = length
@@ -88,7 +96,13 @@ class Pace:
         return False
 
     def finish_round(
-        self, k: int, length: int, accepted: list[int], *, settled: bool = True
+        self,
+        k: int,
+        length: int,
+        accepted: list[int],
+        *,
+        settled: bool = True,
+        width: int | None = None,
     ) -> None:
         """Tell the gate of a round, once its tokens are known.
 
@@ -97,14 +111,20 @@ class Pace:
             length: tokens in the cache where it began, of the longest row.
             accepted: drafts accepted and kept, by row that ran.
             settled: whether its passes ran as they will from now on: none was recorded.
+            width: see `ObservedRound`.
         """
         seconds, draft_seconds = self.clock.lap()
         self._rounds += 1
+        kind = int(k > 0)
+        self._unsettled[kind] = 0 if settled else self._unsettled[kind] + 1
+        settled = not 0 < self._unsettled[kind] <= MOST_UNSETTLED
         # A round begins where the last one's tokens are known, so that selection belongs to the one
         # that uses it. One that drafts with an old selection is a little cheaper than its kind.
-        usual = settled and (k > 0 or not self.collects)
+        usual = k > 0 or not self.collects
         self.gate.observe(
-            ObservedRound(k, self.s, length, draft_seconds, seconds, accepted, is_usual=usual)
+            ObservedRound(
+                k, self.s, length, draft_seconds, seconds, accepted, usual, settled, width
+            )
         )
 
     def to_list(self) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import sqrt
 
 # Acceptance before anything is known: what selected keys give most models (reports of 6 of 8).
@@ -49,28 +49,30 @@ class PositionAcceptance:
             alive -= at[j]
             self._hits[j] += alive
 
-    def chances(
-        self, k: int, *, prior: Callable[[int], float] | None = None, optimism: float = 0.0
-    ) -> list[float]:
+    def chances(self, k: int, *, prior: Sequence[float] | None = None) -> list[float]:
         """Return the chances of positions 0..k-1.
 
         Args:
             k: positions.
             prior: chance of each position before anything was counted; None: the prior, and then
                 what the position before has.
-            optimism: standard deviations to add.
         """
         found: list[float] = []
         before = PRIOR
         for j in range(k):
             trials, hits = (self._trials[j], self._hits[j]) if j < len(self._trials) else (0.0, 0.0)
-            start = before if prior is None else prior(j)
-            mean = (hits + WEIGHT * start) / (trials + WEIGHT)
-            before = mean
-            if optimism:
-                mean += optimism * sqrt(max(mean * (1 - mean), 0.01) / (trials + WEIGHT))
-            found.append(min(max(mean, 0.0), 1.0))
+            start = before if prior is None else prior[j]
+            before = min(max((hits + WEIGHT * start) / (trials + WEIGHT), 0.0), 1.0)
+            found.append(before)
         return found
+
+    def deviations(self, chances: Sequence[float]) -> list[float]:
+        """Return the standard deviations of `chances` of its own."""
+        counted = [*self._trials[: len(chances)], *[0.0] * (len(chances) - len(self._trials))]
+        return [
+            sqrt(max(mean * (1 - mean), 0.01) / (trials + WEIGHT))
+            for mean, trials in zip(chances, counted, strict=True)
+        ]
 
 
 def mean_tokens(chances: Sequence[float]) -> list[float]:

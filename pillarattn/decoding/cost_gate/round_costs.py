@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from pillarattn.decoding.cost_gate.length_curve import LengthCurve
@@ -18,17 +18,26 @@ class RoundCosts:
     """Seconds of a plain step, of a draft step by its keys, and of the rest of a round by k.
 
     The rest is verification, acceptance and selection. A plain step is one row and all keys: the
-    end of both lines, at k = 0 for the rest and at all keys for drafts.
+    end of both lines, at k = 0 for the rest and at all keys for drafts. Where verify passes have
+    more rows than their drafts need, so that rounds share a recording, all those k have one rest.
 
     Args:
         min_budget: keys that drafts may always read.
+
+    Attributes:
+        plain: seconds of a plain step by length.
+        rounds: rounds that were measured.
     """
 
     def __init__(self, min_budget: int) -> None:
         self.min_budget = min_budget
         self.plain = LengthCurve()
         self._draft: dict[float, LengthCurve] = {}
+        # By the drafts that there are rows for.
         self._rest: dict[int, LengthCurve] = {}
+        # Drafts that every verify pass has rows for, as far as is known.
+        self._least_room = 0
+        self.rounds = 0
 
     def keys(self, s: float, length: int) -> int:
         """Return how many keys a draft reads."""
@@ -38,14 +47,28 @@ class RoundCosts:
         """Take the time of a plain step."""
         self.plain.add(length, seconds)
 
-    def add_round(self, k: int, s: float, length: int, *, draft: float, rest: float) -> None:
-        """Take the times of a round: of all its draft steps, and of what followed them."""
+    def add_round(
+        self, k: int, s: float, length: int, *, draft: float, rest: float, width: int | None = None
+    ) -> None:
+        """Take the times of a round: of all its draft steps, and of what followed them.
+
+        Args:
+            k, s, length: see `ObservedRound`.
+            draft, rest: seconds.
+            width: see `ObservedRound`.
+        """
+        self.rounds += 1
+        room = max((width or 0) - 1, k)
+        if room > k:
+            self._least_room = room
+        elif k < self._least_room:
+            self._least_room = 0
         self._draft.setdefault(s, LengthCurve()).add(self.keys(s, length), draft / k)
-        self._rest.setdefault(k, LengthCurve()).add(length, rest)
+        self._rest.setdefault(room, LengthCurve()).add(length, rest)
 
     def measured(self, k: int, s: float) -> int:
         """Return how often both parts of such a round were measured."""
-        parts = (self._rest.get(k), self._draft.get(s))
+        parts = (self._rest.get(max(k, self._least_room)), self._draft.get(s))
         return min(0 if part is None else part.count for part in parts)
 
     def draft_seconds(self, s: float, length: int) -> float:
@@ -59,15 +82,19 @@ class RoundCosts:
         known[length] = max([self.plain.at(length), *known.values()])
         return _between(known, keys)
 
-    def rest_seconds(self, k: int, length: int) -> float:
-        """Return the seconds of a round of k drafts without its draft steps."""
+    def rests(self, ks: Sequence[int], length: int) -> list[float]:
+        """Return the seconds of rounds of each k in `ks` without their draft steps."""
         # What was measured at one length alone grows as the best-known line does.
         most = max(self._rest.values(), key=lambda curve: curve.count, default=self.plain)
         slope = most.slope
-        if k in self._rest:
-            return self._rest[k].at(length, slope)
         known = {drafts: curve.at(length, slope) for drafts, curve in self._rest.items()}
-        return _between({0: self.plain.at(length), **known}, k)
+        with_plain = {0: self.plain.at(length), **known}
+        rooms = [max(k, self._least_room) for k in ks]
+        return [known[n] if n in known else _between(with_plain, n) for n in rooms]
+
+    def rest_seconds(self, k: int, length: int) -> float:
+        """Return the seconds of a round of k drafts without its draft steps."""
+        return self.rests((k,), length)[0]
 
     def round_seconds(self, k: int, s: float, length: int) -> float:
         """Return the seconds of a whole round."""

@@ -79,6 +79,22 @@ def test_a_draft_costs_by_its_keys_not_by_its_share():
     assert 1.0 < costs.draft_seconds(0.2, 8000) < 4.0
 
 
+def test_rounds_whose_verify_passes_are_as_wide_cost_the_same_rest():
+    costs = RoundCosts(min_budget=100)
+    costs.add_plain(10000, 6.0)
+    for _ in range(2):
+        costs.add_round(2, 0.05, 10000, draft=2.0, rest=17.0, width=17)
+    assert costs.rests((1, 2, 8, 16), 10000) == [17.0] * 4
+    assert costs.measured(16, 0.05) == costs.measured(1, 0.05) == 2
+    # Of the longest rounds the width tells nothing; others that are narrow end it.
+    costs.add_round(16, 0.05, 10000, draft=16.0, rest=17.0, width=17)
+    assert costs.rest_seconds(1, 10000) == 17.0
+    costs.add_round(2, 0.05, 10000, draft=2.0, rest=8.0, width=3)
+    assert costs.rest_seconds(2, 10000) == 8.0
+    assert costs.rest_seconds(1, 10000) == 7.0
+    assert costs.rest_seconds(16, 10000) == 17.0
+
+
 def test_a_draft_slower_than_plain_decoding_is_believed():
     costs = RoundCosts(min_budget=10)
     costs.add_plain(100, 1.0)
@@ -121,10 +137,20 @@ def test_hope_shrinks_as_rounds_are_counted():
     few.observe(2, [1])
     for _ in range(100):
         many.observe(2, [1])
-    for seen in (few, many):
-        plain, hopeful = seen.chances(2), seen.chances(2, optimism=1.0)
-        assert all(a <= b <= 1 for a, b in zip(plain, hopeful, strict=True))
-    assert sum(few.chances(2, optimism=1.0)) > sum(many.chances(2, optimism=1.0))
+    hopes = [sum(seen.deviations(seen.chances(4))) for seen in (few, many)]
+    assert hopes[0] > 1.5 * hopes[1] > 0
+    outlooks = []
+    for rounds in (1, 100):
+        outlook = Outlook((1, 2), (1.0,), min_budget=1)
+        outlook.costs.add_plain(100, 1.0)
+        outlook.costs.add_round(2, 1.0, 100, draft=1.0, rest=1.0)
+        for _ in range(rounds):
+            outlook.add_acceptance(2, 1.0, [1])
+        outlooks.append(outlook.prospects(100)[1])
+    for one in outlooks:
+        assert one.doubted_rate < one.rate < one.hoped_rate <= one.best_rate
+    spreads = [one.hoped_rate - one.doubted_rate for one in outlooks]
+    assert spreads[0] > 1.5 * spreads[1]
 
 
 def test_shares_below_the_floor_are_one():
