@@ -43,9 +43,16 @@ class History:
 
     def ends(self) -> Tensor:
         """Return the lengths on the device, `[B]` int64."""
-        if self._ends is None or self._ends[0] != self.lengths:
-            self._ends = list(self.lengths), on_device(self.lengths, self.ids.device)
-        return self._ends[1]
+        held = self._ends
+        if held is None or held[0] != self.lengths:
+            grown = set() if held is None else set(map(int.__sub__, self.lengths, held[0]))
+            if held is not None and len(grown) == 1:
+                # Computed where they are: cheaper than a copy from the host.
+                ends = held[1] + grown.pop()
+            else:
+                ends = on_device(self.lengths, self.ids.device)
+            held = self._ends = list(self.lengths), ends
+        return held[1]
 
     def last_tokens(self) -> Tensor:
         """Return the newest committed token of each row, `[B, 1]`."""

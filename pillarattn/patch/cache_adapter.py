@@ -124,6 +124,27 @@ class PillarCache(ContiguousCache, Cache):
             begun = self._begun = RowLengths([0] * batch, device)
         return begun
 
+    @property
+    def lengths(self) -> RowLengths:
+        """The rows' lengths, the same in every layer."""
+        for layer in self.layers:
+            if layer.lengths is not None:
+                return layer.lengths
+        raise ValueError("the cache is empty; run a forward pass first")
+
+    def roll_back(self, lengths: RowLengths) -> None:
+        """Set every layer's row lengths to `lengths`, none longer than now."""
+        shorter: RowLengths | None = None
+        layer: Any
+        for layer in self.layers:
+            if shorter is not None and layer.lengths is shorter and layer.holds_nothing_gathered:
+                # What an earlier layer was found to allow.
+                layer.lengths = lengths
+                continue
+            before = layer.lengths
+            layer.roll_back(lengths)
+            shorter = before
+
     def begin_anew(self) -> None:
         """Forget all tokens as if there had never been any; the buffers stay where they are."""
         self._begun = None

@@ -37,6 +37,11 @@ class PillarCacheLayer(ContiguousLayer, CacheLayerMixin):
         return None if self.lengths is None else self.views()[1]
 
     @property
+    def holds_nothing_gathered(self) -> bool:
+        """Whether lengths are all that a roll back changes."""
+        return self._kept is None
+
+    @property
     def is_initialized(self) -> bool:
         """Whether tokens were ever written: a cache that begins anew may have its buffers yet."""
         return self.lengths is not None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -118,7 +119,10 @@ class CapturedPasses:
         self._kept: dict[Any, Recording] = {}
         # How often a verify pass of a width was wanted that has no recording.
         self._wanted: dict[int, int] = {}
-        self._memory: tuple[int, ...] | None = None
+        # Where the cache's buffers lie, the objects that do, and the tokens that fit a row.
+        self._memory: tuple[tuple[int, int], ...] | None = None
+        self._buffers: list[ref[Tensor]] = []
+        self._capacity = 0
         self._recorder = GraphRecorder()
 
     def width_for(self, width: int, step: StepState) -> int:
@@ -128,11 +132,12 @@ class CapturedPasses:
         """
         if step.phase is not Phase.VERIFY or self.strict or self.reason is not None:
             return width
-        room = min(layer.capacity for layer in self.cache.used_layers) - self.cache.lengths.max
-        if self.widest is not None and step.scores is not None:
-            return max(width, self.widest) if self.widest <= room else width
-        if width == 1:
+        is_common = self.widest is not None and step.scores is not None
+        if width == 1 and not is_common:
             return width
+        room = min(layer.capacity for layer in self.cache.used_layers) - self.cache.lengths.max
+        if is_common and self.widest is not None:
+            return max(width, self.widest) if self.widest <= room else width
         wider = {
             held.width
             for held in self._kept.values()
@@ -218,19 +223,11 @@ class CapturedPasses:
         layers = cache.used_layers
         if self.reason is not None or step.refresh is not None or not layers:
             return None
-        capacity = min(layer.capacity for layer in layers)
+        capacity = self._look_at_memory(layers)
         most = cache.lengths.max + width
         if most > capacity:
             # The buffers will move.
             return None
-        # All addresses: one layer's new buffer may lie where another's was.
-        memory = (
-            capacity,
-            *(layer.key_buffer.data_ptr() for layer in layers if layer.key_buffer is not None),
-        )
-        if memory != self._memory:
-            self._kept.clear()
-            self._memory = memory
         is_sparse = step.phase is Phase.DRAFT and len(step.selections) == len(layers)
         span = capacity if is_sparse else min(capacity, rounded(most, LEAST_SPAN))
         chosen = None
@@ -246,6 +243,24 @@ class CapturedPasses:
         wants_scores = step.scores is not None
         return (step.phase, width, span, chosen, shapes, wants_scores, step.scored_layers,
                 step.row_limit)  # fmt: skip
+
+    def _look_at_memory(self, layers: list[Any]) -> int:
+        """Return the tokens that fit a row; what was recorded over buffers elsewhere is freed."""
+        known = self._buffers
+        if len(known) == len(layers) and all(
+            held() is layer.key_buffer for held, layer in zip(known, layers, strict=True)
+        ):
+            return self._capacity
+        buffers = [one for layer in layers for one in (layer.key_buffer, layer.value_buffer)]
+        # All addresses: one layer's new buffer may lie where another's was.
+        memory = tuple((one.data_ptr(), one.shape[2]) for one in buffers if one is not None)
+        if memory != self._memory:
+            self._kept.clear()
+            self._memory = memory
+        # An object that is still there still has its memory.
+        self._buffers = [ref(layer.key_buffer) for layer in layers if layer.key_buffer is not None]
+        self._capacity = min(layer.capacity for layer in layers)
+        return self._capacity
 
     def _recording(
         self, inputs: dict[str, Any], step: StepState, key: Any, width: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pillarattn.decoding import history as history_module
 from pillarattn.decoding.history import History
 
 
@@ -62,3 +63,21 @@ def test_rows_are_committed_together_and_read_back_on_the_host():
     assert (history.token(0, 4), history.token(0, 5), history.token(1, 4)) == (7, 5, 6)
     with pytest.raises(IndexError, match="belongs to the prompt"):
         history.token(0, 3)
+
+
+def test_ends_that_move_together_are_moved_where_they_are(monkeypatch):
+    history = history_of()
+    assert history.ends().tolist() == [3, 3]
+    history.commit_rows({0: [7, 8], 1: [9, 7]})
+    copy, copied = history_module.on_device, []
+    monkeypatch.setattr(
+        history_module, "on_device", lambda *given: copied.append(given) or copy(*given)
+    )
+    assert history.ends().tolist() == [5, 5]
+    history.truncate(0, 4)
+    history.truncate(1, 4)
+    assert history.ends().tolist() == [4, 4]
+    assert not copied
+    history.truncate(1, 3)
+    assert history.ends().tolist() == [4, 3]
+    assert len(copied) == 1

@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache
 
 import pillarattn
+from pillarattn.datatypes import RowLengths, Selection
 from pillarattn.patch.compat import cache_keyword
 
 DICT = {"return_dict_in_generate": True}
@@ -237,3 +238,30 @@ def test_layers_that_begin_together_share_their_lengths():
     other.update(two, two, 0)
     other.update(three, three, 1)
     assert [layer.lengths.host for layer in other.layers] == [(5, 5), (4, 4, 4)]
+
+
+def test_a_roll_back_is_checked_for_each_length_that_layers_have():
+    cache, two = pillarattn.PillarCache(), torch.zeros(2, 2, 5, 16)
+    for layer in range(4):
+        cache.update(two, two, layer)
+    shorter = RowLengths([3, 4], "cpu")
+    cache.roll_back(shorter)
+    assert all(layer.lengths is shorter for layer in cache.layers)
+    with pytest.raises(ValueError, match="cannot roll back"):
+        cache.roll_back(RowLengths([3, 5], "cpu"))
+    cache.layers[2].roll_back(RowLengths([3, 2], "cpu"))
+    with pytest.raises(ValueError, match=r"rows of \[3, 2\] tokens to \[3, 3\]"):
+        cache.roll_back(RowLengths([3, 3], "cpu"))
+
+
+def test_a_roll_back_cuts_what_drafts_have_gathered():
+    cache, two = pillarattn.PillarCache(), torch.randn(1, 2, 5, 16)
+    for layer in range(2):
+        cache.update(two, two, layer)
+    indices = torch.zeros(1, 2, 1, dtype=torch.int32)
+    start = torch.tensor([4])
+    chosen = Selection(indices, torch.ones(1, 2, dtype=torch.int32), start)
+    kept, tail = cache.layers[1].kept_keys(chosen, cache.lengths)
+    assert (kept.filled, tail) == (1, 1)
+    cache.roll_back(RowLengths([4], "cpu"))
+    assert kept.filled == 0

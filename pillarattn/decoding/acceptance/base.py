@@ -50,6 +50,9 @@ ACCEPTANCE: Registry[AcceptanceRule] = Registry("acceptance rule")
 
 def match(draft: Draft, target_tokens: Tensor) -> Verdict:
     """Accept drafts while they equal what the target chooses, `[B, k + 1]`."""
+    if not draft.k:
+        # A plain step: nothing to count, and nothing to wait for.
+        return Verdict([0] * target_tokens.shape[0], target_tokens[:, 0])
     equal = (draft.tokens == target_tokens[:, : draft.k]).to(torch.int64)
     accepted = equal.cumprod(dim=1).sum(dim=1)
     if draft.lengths is not None:

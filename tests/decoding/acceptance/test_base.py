@@ -29,6 +29,16 @@ def test_match_counts_the_leading_equal_tokens(rows):
         assert (accepted, following) == (wanted, row[wanted][1])
 
 
+def test_a_plain_step_is_not_waited_for():
+    chosen = torch.tensor([[7], [-1]], device="meta")
+    verdict = match(Draft(torch.empty(2, 0, dtype=torch.int64, device="meta")), chosen)
+    assert verdict.accepted == [0, 0]
+    assert verdict.next_tokens.shape == (2,)
+    chosen = torch.tensor([[7], [-1]])
+    verdict = match(Draft(torch.empty(2, 0, dtype=torch.int64)), chosen)
+    assert verdict.next_tokens.tolist() == [7, -1]
+
+
 def test_match_of_an_empty_draft_is_the_next_token():
     verdict = match(Draft(torch.empty(2, 0, dtype=torch.int64)), torch.tensor([[4], [7]]))
     assert verdict.accepted == [0, 0] and verdict.next_tokens.tolist() == [4, 7]
