@@ -326,8 +326,9 @@ class HFTarget:
                 kwargs[name] = kwargs[name][..., -1:].expand(-1, width)
         if self._next_position is not None:
             lengths = self.cache.lengths.tensor
-            ahead = torch.arange(width, device=lengths.device)
-            positions = self._next_position + lengths.unsqueeze(-1) + ahead
+            positions = self._next_position + lengths.unsqueeze(-1)
+            if width > 1:
+                positions = positions + torch.arange(width, device=lengths.device)
             if self._last_position is not None:
                 positions = positions.minimum(self._last_position)
             kwargs["position_ids"] = positions
