@@ -39,6 +39,9 @@ class HFTarget:
         model_kwargs: likewise, with `cache` under the model's own keyword.
         cache: empty, or holding an earlier turn.
         lockstep: let all rows advance together (see `Target`).
+
+    Attributes:
+        block_width: see `Target`.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class HFTarget:
         self._earlier_states = Snapshot(cache.state_layers, STATES) if self._earlier else None
         self._is_compact = False
         self.prompt_width = 0
+        self.block_width = 0
         self.prompt_mask: Tensor | None = model_kwargs.get("attention_mask")
 
     @property
@@ -259,10 +263,12 @@ class HFTarget:
         if captured is not None and "position_ids" in inputs:
             logits = captured.run(inputs, step, width=width, kept=wanted)
             if logits is not None:
+                self.block_width = width
                 self._check_layers(step)
                 return logits
         if width != wanted:
             inputs = self._inputs(tokens, wanted)
+        self.block_width = wanted
         step.visited.clear()
         logits = self._forward(inputs, step, wanted)
         self._check_layers(step)

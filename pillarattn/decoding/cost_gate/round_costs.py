@@ -12,6 +12,9 @@ Key = TypeVar("Key", int, float)
 
 # How far from where it was measured a draft step's own line is trusted.
 NEAR = 1.3
+# Rounds in a row with no more rows than they need, after which none is expected to have more: where
+# a cache has no room for them, a few have not.
+MOST_NARROW = 8
 
 
 class RoundCosts:
@@ -35,8 +38,9 @@ class RoundCosts:
         self._draft: dict[float, LengthCurve] = {}
         # By the drafts that there are rows for.
         self._rest: dict[int, LengthCurve] = {}
-        # Drafts that every verify pass has rows for, as far as is known.
+        # Drafts that every verify pass has rows for, and rounds in a row that had fewer.
         self._least_room = 0
+        self._narrow = 0
         self.rounds = 0
 
     def keys(self, s: float, length: int) -> int:
@@ -60,9 +64,11 @@ class RoundCosts:
         self.rounds += 1
         room = max((width or 0) - 1, k)
         if room > k:
-            self._least_room = room
+            self._least_room, self._narrow = room, 0
         elif k < self._least_room:
-            self._least_room = 0
+            self._narrow += 1
+            if self._narrow >= MOST_NARROW:
+                self._least_room = self._narrow = 0
         self._draft.setdefault(s, LengthCurve()).add(self.keys(s, length), draft / k)
         self._rest.setdefault(room, LengthCurve()).add(length, rest)
 

@@ -9,7 +9,7 @@ import pytest
 from pillarattn.decoding.cost_gate.length_curve import LengthCurve
 from pillarattn.decoding.cost_gate.outlook import Outlook
 from pillarattn.decoding.cost_gate.position_acceptance import PositionAcceptance, mean_tokens
-from pillarattn.decoding.cost_gate.round_costs import RoundCosts
+from pillarattn.decoding.cost_gate.round_costs import MOST_NARROW, RoundCosts
 
 
 def test_a_line_is_found_through_noise_and_stalls():
@@ -86,10 +86,12 @@ def test_rounds_whose_verify_passes_are_as_wide_cost_the_same_rest():
         costs.add_round(2, 0.05, 10000, draft=2.0, rest=17.0, width=17)
     assert costs.rests((1, 2, 8, 16), 10000) == [17.0] * 4
     assert costs.measured(16, 0.05) == costs.measured(1, 0.05) == 2
-    # Of the longest rounds the width tells nothing; others that are narrow end it.
-    costs.add_round(16, 0.05, 10000, draft=16.0, rest=17.0, width=17)
-    assert costs.rest_seconds(1, 10000) == 17.0
-    costs.add_round(2, 0.05, 10000, draft=2.0, rest=8.0, width=3)
+    # Of the longest rounds the width tells nothing; others that are narrow end it in the long run.
+    for k, width, rest in [(16, 17, 17.0), *[(2, 3, 8.0)] * (MOST_NARROW - 1), (2, 17, 17.0)]:
+        costs.add_round(k, 0.05, 10000, draft=1.0 * k, rest=rest, width=width)
+        assert costs.rest_seconds(1, 10000) == 17.0
+    for _ in range(MOST_NARROW):
+        costs.add_round(2, 0.05, 10000, draft=2.0, rest=8.0, width=3)
     assert costs.rest_seconds(2, 10000) == 8.0
     assert costs.rest_seconds(1, 10000) == 7.0
     assert costs.rest_seconds(16, 10000) == 17.0
