@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import on_device
 from pillarattn.engine.batched_draws import DrawKind
 from pillarattn.engine.cruise_schedule import Integers, StepRows
 from pillarattn.engine.mixed_step import MixedStep
@@ -123,7 +122,8 @@ def step_inputs(
         "newest_places": verify_seats * width,
     }  # fmt: skip
     sent: list[Integers] = [*arrays.values(), *map(np.asarray, own_rows)]
-    held = on_device(np.concatenate(sent), buffers.device).split([len(array) for array in sent])
+    whole = buffers.sent(np.concatenate(sent)).to(buffers.device, non_blocking=True)
+    held = whole.split([len(array) for array in sent])
     draws = list(zip(kinds_of_rows, held[len(arrays) :] if own_rows else [None], strict=True))
     named = dict(zip(arrays, held, strict=False))
     return StepInputs(rows, padded, live, is_scored, draws=draws, **named)

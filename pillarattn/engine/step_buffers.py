@@ -201,7 +201,7 @@ class StepBuffers:
         is_scored = any(s.scores is not None for s in segments)
         self._filled = self.padded(rows, is_scored, buckets if steady else None)
         parts = self._fill(segments, seats)
-        self.ints.copy_(self._sent(self._host), non_blocking=True)
+        self.ints.copy_(self.sent(self._host), non_blocking=True)
         if ahead is not None:
             self._take_tokens(parts, ahead)
         return MixedStep(self, parts, self._filled, is_steady=steady)
@@ -225,7 +225,7 @@ class StepBuffers:
         for seat, segment in moved:
             self._load_table(seat, segment)
         if moved:
-            self.block_table.copy_(self._sent(self._table), non_blocking=True)
+            self.block_table.copy_(self.sent(self._table), non_blocking=True)
         self._load_selections(segments, seats)
         return seats
 
@@ -261,7 +261,7 @@ class StepBuffers:
         # Where no token is possible, any will do: no rule accepts it.
         self.named["tokens"].index_copy_(0, table[0], ahead.tokens[table[1]].clamp_min(0))
 
-    def _sent(self, array: np.ndarray[Any, Any]) -> Tensor:
+    def sent(self, array: np.ndarray[Any, Any]) -> Tensor:
         """Return a copy that the device reads while the host goes on and writes the next one."""
         held = torch.from_numpy(array)
         return held.pin_memory() if self.device.type == "cuda" else held
