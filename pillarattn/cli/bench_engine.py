@@ -38,6 +38,9 @@ def engine(
     strategy: StrategyName = "pillar",
     min_budget: MinBudget = 128,
     temperature: SamplingTemperature = 0.6,
+    synchronous: Annotated[
+        bool, typer.Option(help="Time passes that are looked at before the next one begins.")
+    ] = True,
     auto: Annotated[
         bool, typer.Option(help="Also time an engine that measures both ways and chooses.")
     ] = True,
@@ -80,7 +83,7 @@ def engine(
             model=model, batches=parse_numbers(batch, "--batch"), length=length,
             new_tokens=new_tokens, ks=parse_numbers(k, "--k"), s=s, strategy=strategy,
             min_budget=min_budget, temperature=temperature,
-            acceptances=tuple(acceptance.split(",")), auto=auto, lockstep=lockstep, delayed=delayed,
+            acceptances=tuple(acceptance.split(",")), synchronous=synchronous, auto=auto, lockstep=lockstep, delayed=delayed,
             cruise=cruise, repeats=repeats, warm_ups=warm_ups, device=device, dtype=dtype,
         )  # fmt: skip
         with console.status("loading") as status:

@@ -55,6 +55,7 @@ class EngineBench:
         temperature: 0 is greedy; above 0 each request has a seed of its own.
         acceptances: how sampled drafts are judged, each with every k: see `SamplingParams`. With
             "gumbel" tokens are compared as greedy ones are.
+        synchronous: time it with each pass looked at before the next one begins.
         auto: also time an engine that measures both ways and chooses.
         lockstep: also time the speculative engine with all requests verifying together.
         delayed: also time it with passes that begin before the one before is looked at.
@@ -78,6 +79,7 @@ class EngineBench:
     min_budget: int = 128
     temperature: float = 0.6
     acceptances: tuple[str, ...] = ("gumbel",)
+    synchronous: bool = True
     auto: bool = True
     lockstep: bool = True
     delayed: bool = True
@@ -103,7 +105,9 @@ class EngineBench:
     def variants(self) -> dict[str, Variant]:
         """Return what is compared, by name."""
         found = {PLAIN: Variant(self._pillar(self.ks[0]), "gumbel", {"speculative": False})}
-        ways: dict[str, dict[str, Any]] = {"": {"delayed_verification": False}}
+        ways: dict[str, dict[str, Any]] = {}
+        if self.synchronous:
+            ways[""] = {"delayed_verification": False}
         if self.lockstep:
             ways[" lockstep"] = {"phases": "lockstep", "delayed_verification": False}
         if self.delayed:
