@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -121,7 +121,7 @@ class DecodingRun:
         for row in range(len(tokens)):
             self.recorder.keep(row, logits[row : row + 1], raw[row : row + 1])
         self.outcome.update(before)
-        self._finish_round(before, self.target.cache.lengths)
+        self._finish_round(before, self.target.cache.lengths.host)
         sparse = self.selector.sparse_layers(self.target.cache)
         # A layer whose keys are made anew in each pass has left nothing to score: its first round
         # reads them all.
@@ -219,7 +219,7 @@ class DecodingRun:
         # Counted here, where the verdict has been waited for already.
         keys = keys_attended(self.target.cache, base, self._read, draft.passes)
         drafted, steps = draft.proposed(), len(draft.passes)
-        self._finish_round(before, RowLengths(base, history.ids.device))
+        self._finish_round(before, base)
         self._check_possible(stuck)
         # In lockstep a round may end before what was accepted does; the rest was not emitted.
         kept = list(map(min, verdict.accepted, self.emitted))
@@ -286,9 +286,9 @@ class DecodingRun:
             return None
         return self.history.at_positions(self.target.cache.lengths)
 
-    def _finish_round(self, before: list[int], base: RowLengths) -> None:
+    def _finish_round(self, before: list[int], base: Sequence[int]) -> None:
         """Stop rows, and cut the cache to what is left: all but each row's newest token."""
-        self.last_width = max(self.target.cache.lengths.host) - max(base.host)
+        self.last_width = max(self.target.cache.lengths.host) - max(base)
         self.emitted = [new - old for new, old in zip(self.history.lengths, before, strict=True)]
         for row, length in enumerate(self.history.lengths):
             self.recorder.truncate(row, length - self.history.prompt_length)
@@ -297,7 +297,7 @@ class DecodingRun:
             if self.target.lockstep:
                 # Rows that emitted less have ended; what their cache holds is read no more.
                 emitted = [max(emitted)] * self.history.batch
-            kept = [n + a for n, a in zip(base.host, emitted, strict=True)]
+            kept = [n + a for n, a in zip(base, emitted, strict=True)]
             self.target.keep(RowLengths(kept, self.target.cache.lengths.device))
 
     def _commit(self, chosen: dict[int, list[int]], scores: Tensor, raw: Tensor) -> None:
