@@ -85,8 +85,9 @@ class CapturedPasses:
         proven: kinds of passes that were compared; shared by the runs of a model.
         fused: layers that recorded passes run with fewer kernels; compared with them as well.
         strict: run nothing eagerly: its rounding differs.
-        widest: tokens a row that every scored verify pass runs with, so that one recording serves
-            rounds of all lengths; None: as many as each has.
+        widest: tokens a row that every scored verify pass runs with, or a little more than half of
+            it where that is enough, so that two recordings serve rounds of all lengths; None: as
+            many as each has.
         least_keys: keys that the memory of selections holds at least, likewise for all shares.
 
     Attributes:
@@ -137,7 +138,10 @@ class CapturedPasses:
             return width
         room = min(layer.capacity for layer in self.cache.used_layers) - self.cache.lengths.max
         if is_common and self.widest is not None:
-            return max(width, self.widest) if self.widest <= room else width
+            # Half of it has rows enough for most rounds.
+            half = self.widest // 2 + 1
+            wide = half if width <= half else max(width, self.widest)
+            return wide if wide <= room else width
         wider = {
             held.width
             for held in self._kept.values()

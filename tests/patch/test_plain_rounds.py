@@ -112,8 +112,8 @@ def test_a_target_says_how_wide_its_passes_were(rehearsed, patched, prompt, monk
     patched.generate(prompt(2, 30), **NEW, assistant=pillar)
     # Where the cache grows, some find no room for more than they need.
     widths = [one.width for one in heard]
-    assert set(widths) == {17, 3}
-    assert widths.count(17) > widths.count(3)
+    assert set(widths) == {9, 3}
+    assert widths.count(9) > widths.count(3)
     assert not heard[0].is_settled
     assert any(one.is_settled for one in heard)
     heard.clear()

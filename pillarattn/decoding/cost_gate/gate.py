@@ -213,9 +213,7 @@ class CostGate:
             self._base = None
             trials.succeed()
             return self._speculate(best, plain, "speculation pays")
-        # A trial may fail entirely, with no draft accepted, and must cost little of a call then.
-        most = RISK * self._room / plain - trials.coming(length)
-        bearable = [one for one in prospects if PROBE_HOLD * (one.seconds - 1 / plain) <= most]
+        bearable = [one for one in prospects if self._bears(one, plain, length)]
         hoped = max(bearable, key=lambda one: one.hoped_rate, default=best)
         # A time or two may have been taken in a bad moment.
         is_certain = self.outlook.costs.measured(hoped.k, hoped.s) >= CERTAIN
@@ -225,7 +223,7 @@ class CostGate:
         loss = hoped.seconds - hoped.tokens / plain
         goes_on = self._base is not None and hoped.hoped_rate > plain * GAIN
         is_wanted = bearable and (goes_on or trials.is_due(length))
-        if is_wanted and self._affords(PROBE_HOLD * loss, length):
+        if is_wanted and self._affords(PROBE_HOLD * loss, length, self._coming(hoped.k, length)):
             trials.begin(length, goes_on=goes_on)
             self._base = self._plain(length, 1, "speculation does not pay")
             self._reference = 1.0 / plain
@@ -255,16 +253,17 @@ class CostGate:
             return self._plain(length, 1, "measure plain again")
         if self._since_neighbour >= NEIGHBOUR_EVERY:
             self._since_neighbour = 0
-            other = self._neighbour(now, prospects)
+            other = self._neighbour(now, prospects, length)
             if other is not None:
                 loss = other.seconds - other.tokens / now.rate
-                if self._affords(PROBE_HOLD * loss, length):
+                coming = self._coming(other.k, length)
+                if self._affords(PROBE_HOLD * loss, length, coming):
                     self._base = settled
                     self._reference = 1.0 / now.rate
                     return self._speculate(other, plain, "probe a neighbour", PROBE_HOLD)
         return settled
 
-    def _neighbour(self, now: Prospect, prospects: list[Prospect]) -> Prospect | None:
+    def _neighbour(self, now: Prospect, prospects: list[Prospect], length: int) -> Prospect | None:
         """Return the setting beside `now` that may be better, the most promising one."""
         ks, ss = self.outlook.ks, self.outlook.ss
         at_k, at_s = ks.index(now.k), ss.index(now.s)
@@ -275,6 +274,7 @@ class CostGate:
             and abs(ks.index(one.k) - at_k) <= 2
             and abs(ss.index(one.s) - at_s) <= 1
             and one.hoped_rate > now.rate
+            and self._coming(one.k, length) <= RISK * self._room / now.rate
         ]
         known = self.outlook.costs.measured
 
@@ -295,8 +295,17 @@ class CostGate:
         every = CLOSE_EVERY if gain < CLOSE_GAIN else PLAIN_EVERY
         return is_far or self._since_plain >= every
 
-    def _affords(self, loss: float, length: int) -> bool:
-        if self._room < LEAST_ROOM or not self.outlook.trials.may_invest(length):
+    def _coming(self, k: int, length: int) -> float:
+        """Return the seconds that a trial of k may lose to passes that run for the first times."""
+        return self.outlook.trials.coming(length, is_new=not self.outlook.costs.ran(k))
+
+    def _bears(self, one: Prospect, plain: float, length: int) -> bool:
+        """Whether a trial may fail entirely, with no draft accepted, and cost little of a call."""
+        loss = PROBE_HOLD * (one.seconds - 1 / plain) + self._coming(one.k, length)
+        return loss <= RISK * self._room / plain
+
+    def _affords(self, loss: float, length: int, coming: float = 0.0) -> bool:
+        if self._room < LEAST_ROOM or not self.outlook.trials.may_invest(coming):
             return False
         step = 1.0 / self.outlook.plain_rate(length)
         return self._lost + max(loss, 0.0) <= TRIAL_SHARE * self._elapsed + TRIAL_STEPS * step

@@ -12,9 +12,6 @@ Key = TypeVar("Key", int, float)
 
 # How far from where it was measured a draft step's own line is trusted.
 NEAR = 1.3
-# Rounds in a row with no more rows than they need, after which none is expected to have more: where
-# a cache has no room for them, a few have not.
-MOST_NARROW = 8
 
 
 class RoundCosts:
@@ -38,9 +35,8 @@ class RoundCosts:
         self._draft: dict[float, LengthCurve] = {}
         # By the drafts that there are rows for.
         self._rest: dict[int, LengthCurve] = {}
-        # Drafts that every verify pass has rows for, and rounds in a row that had fewer.
-        self._least_room = 0
-        self._narrow = 0
+        # By k: drafts that its verify passes had rows for.
+        self._rooms: dict[int, int] = {}
         self.rounds = 0
 
     def keys(self, s: float, length: int) -> int:
@@ -63,18 +59,17 @@ class RoundCosts:
         """
         self.rounds += 1
         room = max((width or 0) - 1, k)
-        if room > k:
-            self._least_room, self._narrow = room, 0
-        elif k < self._least_room:
-            self._narrow += 1
-            if self._narrow >= MOST_NARROW:
-                self._least_room = self._narrow = 0
+        self._rooms[k] = room
         self._draft.setdefault(s, LengthCurve()).add(self.keys(s, length), draft / k)
         self._rest.setdefault(room, LengthCurve()).add(length, rest)
 
+    def ran(self, k: int) -> bool:
+        """Whether rounds whose verify passes are as wide as those of k were measured."""
+        return self._room(k) in self._rest
+
     def measured(self, k: int, s: float) -> int:
         """Return how often both parts of such a round were measured."""
-        parts = (self._rest.get(max(k, self._least_room)), self._draft.get(s))
+        parts = (self._rest.get(self._room(k)), self._draft.get(s))
         return min(0 if part is None else part.count for part in parts)
 
     def draft_seconds(self, s: float, length: int) -> float:
@@ -95,8 +90,13 @@ class RoundCosts:
         slope = most.slope
         known = {drafts: curve.at(length, slope) for drafts, curve in self._rest.items()}
         with_plain = {0: self.plain.at(length), **known}
-        rooms = [max(k, self._least_room) for k in ks]
+        rooms = map(self._room, ks)
         return [known[n] if n in known else _between(with_plain, n) for n in rooms]
+
+    def _room(self, k: int) -> int:
+        """Return the drafts that verify passes of rounds of k have rows for."""
+        shared = (n for other, n in self._rooms.items() if n > other and n >= k)
+        return self._rooms[k] if k in self._rooms else min(shared, default=k)
 
     def rest_seconds(self, k: int, length: int) -> float:
         """Return the seconds of a round of k drafts without its draft steps."""

@@ -40,14 +40,19 @@ class Trials:
     told_at: int = 0
     slow: float = 0.0
 
-    def coming(self, length: int) -> float:
-        """Return the seconds that a trial at `length` may lose to passes of a new shape."""
-        is_near = self.told_at / RESHAPED <= length <= self.told_at * RESHAPED
-        return 0.0 if is_near else SLOW_ROUNDS * self.slow
+    def coming(self, length: int, *, is_new: bool) -> float:
+        """Return the seconds that a trial may lose to passes that run for the first times.
 
-    def may_invest(self, length: int) -> bool:
-        """Whether passes that run for the first times cost little of all time, a trial included."""
-        return self.invested + self.coming(length) <= INVESTED_SHARE * self.elapsed
+        Args:
+            length: tokens of context.
+            is_new: whether no round had verify passes of its width yet.
+        """
+        is_near = self.told_at / RESHAPED <= length <= self.told_at * RESHAPED
+        return SLOW_ROUNDS * self.slow if is_new or not is_near else 0.0
+
+    def may_invest(self, coming: float) -> bool:
+        """Whether such passes cost little of all time, `coming` seconds included."""
+        return self.invested + coming <= INVESTED_SHARE * self.elapsed
 
     def pay(self, seconds: float, *, counts: bool) -> None:
         """Note what a round of a trial lost to passes that ran for the first times.

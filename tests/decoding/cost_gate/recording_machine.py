@@ -10,18 +10,21 @@ from dataclasses import dataclass, field
 
 from pillarattn.decoding.cost_gate import FIRST_S, MAX_K, Gate, Pace
 
+HALF = MAX_K // 2
+
 
 @dataclass
 class RecordingMachine:
     """Seconds of settled passes, and how much slower the first ones of each shape are.
 
-    Verify passes of rounds that draft all have the rows of the longest round. The first pass of a
-    shape runs eagerly, the second is recorded, and the third of a kind compared.
+    Verify passes of rounds that draft have the rows of the longest round, or half of them. The
+    first pass of a shape runs eagerly, the second is recorded, and the third of a kind compared.
 
     Attributes:
         plain: seconds of a plain step.
         draft: of a draft step.
-        rest: of the rest of a round, whatever k.
+        rest: of the rest of a round, whatever k, if half of the rows are enough.
+        wide: what it takes with all rows, as a multiple.
         chance: that a draft is accepted after accepted ones.
         slow: what a pass that is not settled takes, as a multiple.
         span: tokens of context after which plain and verify passes have another shape; 0: never.
@@ -35,6 +38,7 @@ class RecordingMachine:
     slow: float = 30.0
     span: int = 0
     settles: bool = True
+    wide: float = 1.15
     noise: float = 0.02
     passes: Counter[tuple[str, int]] = field(default_factory=Counter)
     proven: set[str] = field(default_factory=set)
@@ -47,8 +51,11 @@ class RecordingMachine:
         if self.passes[shape] > 2:
             self.proven.add(kind)
         is_settled = is_settled and (self.settles or kind != "draft")
-        seconds = {"plain": self.plain, "draft": self.draft, "wide": self.rest}[kind]
-        return seconds * (1.0 if is_settled else self.slow), is_settled
+        seconds = {
+            "plain": self.plain, "draft": self.draft, "half": self.rest,
+            "wide": self.rest * self.wide,
+        }  # fmt: skip
+        return seconds[kind] * (1.0 if is_settled else self.slow), is_settled
 
 
 class SimulatedClock:
@@ -108,7 +115,7 @@ def call(
     while min(lengths) < end:
         longest, room = place()
         k = min(pace.k, room - 1)
-        kinds = ["draft"] * k + ["wide" if pace.collects or k else "plain"]
+        kinds = ["draft"] * k + ["wide" if k > HALF else "half" if pace.collects or k else "plain"]
         ran = [machine.run(kind, longest) for kind in kinds]
         times = [seconds * draw.lognormvariate(0.0, machine.noise) for seconds, _ in ran]
         clock.draft, clock.rest = sum(times[:-1]), times[-1]
@@ -122,9 +129,9 @@ def call(
         done.seconds += sum(times)
         done.unsettled += not settled
         done.drafted.append(k)
-        width = MAX_K + 1 if kinds[-1] == "wide" else 1
+        width = {"plain": 1, "half": HALF + 1, "wide": MAX_K + 1}[kinds[-1]]
         pace.finish_round(k, longest, accepted, settled=settled, width=width)
         if min(lengths) < end:
-            pace.advance(place, scored=kinds[-1] == "wide")
+            pace.advance(place, scored=kinds[-1] != "plain")
     done.decisions = pace.to_list()
     return done
