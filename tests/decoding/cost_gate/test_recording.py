@@ -9,6 +9,7 @@ import pytest
 from pillarattn.decoding.cost_gate import Choice, CostGate, GateMemory, ObservedRound, Pace
 from pillarattn.decoding.cost_gate.gate import MOST_REPEATS, SHORT_ROOM, WARM_ROUNDS
 from pillarattn.decoding.cost_gate.pace import MOST_UNSETTLED
+from pillarattn.decoding.cost_gate.trials import FIRST_WAIT, LAST_WAIT, Trials
 from tests.decoding.cost_gate.recording_machine import RecordingMachine, SimulatedClock, call
 from tests.decoding.cost_gate.simulated_machine import Always
 
@@ -201,3 +202,29 @@ def test_keys_of_the_prompt_serve_drafts_that_begin_at_once(first):
     assert (pace.k, pace.collects) == ((2, True) if first else (0, True))
     assert pace.advance(lambda: (102, 498), scored=True)
     assert pace.k == 2
+
+
+def test_trials_that_fail_grow_rare_through_later_calls():
+    played, gate = calls_of(one_row(), 14, tokens=256)
+    tried = [any(one.drafted) for one in played]
+    assert tried[1]
+    assert sum(tried[8:]) <= 2
+    assert gate.outlook.trials.wait >= 512
+
+
+def test_a_trial_is_due_after_a_wait_or_at_a_longer_context():
+    trials = Trials()
+    trials.begin(1000, goes_on=False)
+    for wait in (64, 128, 256, 512, LAST_WAIT, LAST_WAIT):
+        trials.plain_since = trials.wait
+        assert trials.is_due(1000)
+        trials.begin(1000, goes_on=True)
+        assert not trials.is_due(1100)
+        trials.begin(1000, goes_on=False)
+        assert trials.wait == wait
+    assert trials.is_due(1200)
+    trials.begin(1200, goes_on=False)
+    assert trials.wait == FIRST_WAIT
+    trials.begin(1200, goes_on=False)
+    trials.succeed()
+    assert trials.wait == FIRST_WAIT
