@@ -52,9 +52,11 @@ class PlainGenerator(pillarattn.SelfSpeculativeGenerator):
         own, judge = vars(rule), rule.judge
 
         def noted(*arguments: Any) -> Any:
-            # A verdict is the host's: it has waited for the device.
             del own["judge"]
             verdict = judge(*arguments)
+            # The token is on its way still.
+            if verdict.next_tokens.is_cuda:
+                torch.cuda.synchronize()
             self.stamps.append(perf_counter())
             return verdict
 

@@ -17,6 +17,7 @@ from pillarattn import SelfSpeculativeGenerator
 from pillarattn.config import AUTO
 from pillarattn.datatypes import Draft, Verdict
 from pillarattn.decoding.acceptance import AcceptanceRule
+from pillarattn.decoding.acceptance.base import match
 from pillarattn.theory import alpha_of
 
 SEED = 20251201
@@ -46,6 +47,9 @@ class ReplayedRule(AcceptanceRule):
         if logits.is_cuda:
             torch.cuda.synchronize()
         self._stamps.append(perf_counter())
+        if not draft.k:
+            # A plain step costs what one of greedy decoding does.
+            return match(draft, best)
         drawn = torch.rand(draft.tokens.shape, generator=self._noise) < self._chance
         accepted = drawn.long().cumprod(dim=1).sum(dim=1)
         next_tokens = best.gather(1, accepted.to(best.device).unsqueeze(1)).squeeze(1)

@@ -83,8 +83,9 @@ def engine(
             model=model, batches=parse_numbers(batch, "--batch"), length=length,
             new_tokens=new_tokens, ks=parse_numbers(k, "--k"), s=s, strategy=strategy,
             min_budget=min_budget, temperature=temperature,
-            acceptances=tuple(acceptance.split(",")), synchronous=synchronous, auto=auto, lockstep=lockstep, delayed=delayed,
-            cruise=cruise, repeats=repeats, warm_ups=warm_ups, device=device, dtype=dtype,
+            acceptances=tuple(acceptance.split(",")), synchronous=synchronous, auto=auto,
+            lockstep=lockstep, delayed=delayed, cruise=cruise, repeats=repeats, warm_ups=warm_ups,
+            device=device, dtype=dtype,
         )  # fmt: skip
         with console.status("loading") as status:
             records = run_engine_bench(

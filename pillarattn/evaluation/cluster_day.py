@@ -16,8 +16,8 @@ from statistics import mean
 from typing import Any
 
 from pillarattn.engine.scheduler import Scheduler
-from pillarattn.engine.step_plan import StepPlan
 from pillarattn.engine.scheduler_config import SchedulerConfig
+from pillarattn.engine.step_plan import StepPlan
 from pillarattn.evaluation.step_clock import StepClock
 from pillarattn.theory.acceptance import accepted_law, alpha_of
 
