@@ -13,12 +13,15 @@ from pillarattn.kernels.mixed_attention.tiles import PROGRAMS, default_tiles
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "engine_speed.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = {
-    "compiled static decoding": "baseline",
-    "engine, plain": "plain",
-    "engine, k = 8, lockstep": "lockstep",
-    "engine, k = 8": "speculative",
-    "engine, k = 8, delayed verification": "delayed",
+# Each line of the table, and which record of its variant it is: the latest is 0.
+LINES = {
+    "compiled static decoding": ("baseline", 0),
+    "engine, plain, cruising": ("plain", 0),
+    "engine, plain, with plans": ("plain", 1),
+    "engine, k = 8, lockstep": ("lockstep", 0),
+    "engine, k = 8, each pass looked at first": ("speculative", 0),
+    "engine, k = 8, delayed verification": ("delayed", 0),
+    "engine, k = 8, cruising": ("cruise", 0),
 }
 
 
@@ -33,30 +36,48 @@ def rows(heading):
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
+def line(one):
+    """Return what a table says of a record."""
+    return [
+        f"{one['step_ms']:.2f}", f"{one['tokens_per_step']:.1f}",
+        f"{one['tokens_per_second']:,.0f}", f"{one['busy_share']:.2f}",
+    ]  # fmt: skip
+
+
 def test_the_8b_shape():
-    # The later run; the first one is there for what row scores took.
-    found = {r["variant"]: r for r in records("engine_8b_h200.jsonl")}
+    every = [r for r in records("engine_8b_h200.jsonl") if "tokens_per_second" in r]
+    found = {
+        name: [r for r in every if r["variant"] == variant][-1 - back]
+        for name, (variant, back) in LINES.items()
+    }
     table = rows("An 8B model, long contexts")
-    for name, variant in NAMES.items():
-        one = found[variant]
-        assert table[name] == [
-            f"{one['step_ms']:.2f}", f"{one['tokens_per_step']:.1f}",
-            f"{one['tokens_per_second']:,.0f}", f"{one['busy_share']:.2f}",
-        ]  # fmt: skip
+    for name, one in found.items():
+        assert table[name] == line(one)
         assert one["acceptance"] in (None, "replayed 0.77")
-    speed = {name: one.get("tokens_per_second") for name, one in found.items()}
     for name, ours, theirs in (
-        ("delayed / compiled static decoding", "delayed", "baseline"),
-        ("delayed / own plain", "delayed", "plain"),
-        ("own plain / compiled static decoding", "plain", "baseline"),
-        ("delayed / synchronous", "delayed", "speculative"),
-        ("unified / lockstep", "speculative", "lockstep"),
+        ("cruising / compiled static decoding", "k = 8, cruising", "compiled static decoding"),
+        ("cruising / own plain, cruising", "k = 8, cruising", "plain, cruising"),
+        ("own plain / compiled static decoding", "plain, cruising", "compiled static decoding"),
+        ("cruising / delayed with plans", "k = 8, cruising", "k = 8, delayed verification"),
+        (
+            "delayed with plans / each pass looked at first",
+            "k = 8, delayed verification",
+            "k = 8, each pass looked at first",
+        ),
+        ("unified / lockstep", "k = 8, each pass looked at first", "k = 8, lockstep"),
     ):
-        assert table[name][0] == f"{speed[ours] / speed[theirs]:.2f}"
+        speeds = [
+            next(r for n, r in found.items() if n.endswith(end))["tokens_per_second"]
+            for end in (ours, theirs)
+        ]
+        assert table[name][0] == f"{speeds[0] / speeds[1]:.2f}"
+    # All that one run compares comes from it.
+    commits = {found[n]["commit"] for n in found if n.endswith(("cruising", "static decoding"))}
+    assert len(commits) == 1
 
 
 def test_smollm2():
-    (record,) = records("engine_smollm2_h200.jsonl")
+    record = records("engine_smollm2_h200.jsonl")[0]
     table = rows("SmolLM2-135M, short contexts")
     for name, one in record["variants"].items():
         (run,) = one["runs"]
@@ -68,6 +89,29 @@ def test_smollm2():
     same = [one["same_tokens"] for one in record["variants"].values()]
     assert (same.count(True), same.count(False)) == (5, 0)
     assert f"{64 * 768:,} tokens" in PAGE
+
+
+def test_smollm2_cruising():
+    every = records("engine_smollm2_h200.jsonl")
+    table = rows("SmolLM2-135M, short contexts")
+    short = next(r for r in every if r["kind"] == "engine-bench" and "cruise" in r["settings"])
+    plain, drafts = short["variants"]["plain"], short["variants"]["k=4 s=0.05 cruise"]
+    (run,) = plain["runs"]
+    assert table["plain, 512 new tokens"] == [
+        f"{1000 * run['seconds'] / run['steps']:.2f}", f"{plain['tokens_per_second']:,.0f}",
+    ]  # fmt: skip
+    assert plain["same_tokens"] and drafts["same_tokens"]
+    assert f"{drafts['tokens_per_second']:,.0f}\ntokens a second" in PAGE
+    (long,) = (r for r in every if r["kind"] == "engine-stretches")
+    found = {(f"{s['step_ms']:.2f}", f"{s['tokens_per_second']:,}") for s in long["stretches"]}
+    shown = [tuple(cells) for name, cells in table.items() if name.startswith("k = 4, at")]
+    assert len(shown) == 3 and set(shown) <= found
+    fastest = {s["steps"]: s for s in long["stretches"]}[300]["tokens_per_second"]
+    assert f"**{fastest / plain['tokens_per_second']:.2f}**" in PAGE
+    many = {r["variant"]: r for r in every if r["kind"].startswith("engine-shapes")}
+    assert table["256 requests, plain"] == line(many["plain"])
+    assert table["256 requests, k = 8"] == line(many["cruise"])
+    assert f"{many['ratios']['ratios']['cruise / plain']:.2f} times plain decoding" in PAGE
 
 
 def test_tiles():
