@@ -70,7 +70,8 @@ def engine(
 ) -> None:
     """Time the engine on one batch of requests: plain, speculative, in lockstep, delayed, cruising.
 
-    Tokens a second count from the moment when all prompts are read. Greedy tokens, and sampled ones
+    Tokens a second count from the moment when all prompts are read; those "while all run" end with
+    the first request that ends. Greedy tokens, and sampled ones
     by gumbel, are compared with plain ones; in float32 the exit code is 1 where they differ.
     """
     console = human_console(json_to)
@@ -107,7 +108,10 @@ def engine(
 def _table(records: list[dict[str, Any]]) -> Table:
     about = records[0]["environment"]
     table = Table(title=f"Decode tokens a second, all requests ({about['device_name']})")
-    for heading in ("B", "variant", "tokens/s", "spread", "speed-up", "accepted a round", "tokens"):
+    for heading in (
+        "B", "variant", "tokens/s", "spread", "speed-up", "while all run", "accepted a round",
+        "tokens",
+    ):  # fmt: skip
         table.add_column(heading, justify="left" if heading in ("variant", "tokens") else "right")
     for record in records:
         for name, found in record["variants"].items():
@@ -119,6 +123,7 @@ def _table(records: list[dict[str, Any]]) -> Table:
                 f"{found['tokens_per_second']:.1f}",
                 f"{low:.1f}..{high:.1f}",
                 f"{found['speedup']:.2f}x",
+                f"{found['all_tokens_per_second']:.1f}",
                 f"{run['mean_accepted']:.2f}",
                 {None: "", True: "as plain", False: "differ"}[found["same_tokens"]],
             )

@@ -172,6 +172,9 @@ def _cell(
         speeds = [run["tokens"] / run["seconds"] for run in found["runs"]]
         found["tokens_per_second"] = median(speeds)
         found["spread"] = [min(speeds), max(speeds)]
+        found["all_tokens_per_second"] = median(
+            run["all"]["tokens"] / max(run["all"]["seconds"], 1e-9) for run in found["runs"]
+        )
         found["same_tokens"] = _compared(bench.variants[name], tokens[name], tokens[PLAIN])
     for found in variants.values():
         found["speedup"] = found["tokens_per_second"] / variants[PLAIN]["tokens_per_second"]
@@ -195,10 +198,15 @@ def _compared(variant: Variant, tokens: list[list[int]], plain: list[list[int]])
 def _timed(
     engine: Engine, texts: list[list[int]], params: list[SamplingParams]
 ) -> tuple[list[list[int]], Record]:
-    """Return the tokens of all requests, and the time of what follows the last prompt."""
+    """Return the tokens of all requests, and the time of what follows the last prompt.
+
+    A batch that gets no new requests thins out, since acceptance differs from text to text: "all"
+    is what comes before the first request ends.
+    """
     names = [engine.add_request(*one) for one in zip(texts, params, strict=True)]
     waiting, outputs = set(names), {}
     begun, decoded, steps = time.perf_counter(), 0, 0
+    everybody: Record | None = None
     while engine.has_unfinished:
         reads = bool(waiting)
         for output in engine.step():
@@ -207,6 +215,8 @@ def _timed(
             if output.finish_reason is not None:
                 outputs[output.request_id] = list(output.token_ids)
         steps += 1
+        if outputs and everybody is None:
+            everybody = {"seconds": time.perf_counter() - begun, "tokens": decoded, "steps": steps}
         if reads:
             _wait(engine)
             # Until all prompts are read: from then on every step decodes.
@@ -219,6 +229,7 @@ def _timed(
         "steps": steps,
         "mean_accepted": stats.mean_accepted,
         "rounds": stats.rounds,
+        "all": everybody,
     }
 
 

@@ -24,7 +24,7 @@ def test_every_variant_decodes_the_same_tokens(records):
     (record,) = records
     variants = record["variants"]
     drafting = "k=3 s=0.05"
-    ways = ("", " lockstep", " delayed", " auto")
+    ways = ("", " lockstep", " delayed", " cruise", " auto")
     assert list(variants) == ["plain", *(drafting + way for way in ways)]
     assert all(found["same_tokens"] for found in variants.values())
     assert variants["plain"]["speedup"] == 1.0
@@ -32,6 +32,10 @@ def test_every_variant_decodes_the_same_tokens(records):
     # The first tokens come with the last prompt.
     assert 3 * 8 <= plain["tokens"] <= 3 * 9
     assert plain["steps"] >= 9
+    # All three end together where nobody drafts.
+    assert plain["all"]["tokens"] == plain["tokens"]
+    assert 0 < drafted["all"]["tokens"] <= drafted["tokens"]
+    assert drafted["all"]["steps"] <= drafted["steps"]
     assert plain["rounds"] == 0 or plain["mean_accepted"] == 0
     assert drafted["rounds"] > 0
     assert record["settings"]["length"] == 40
@@ -40,7 +44,7 @@ def test_every_variant_decodes_the_same_tokens(records):
 
 def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint):
     bench = EngineBench(
-        model=str(tiny_checkpoint), auto=False, lockstep=False, delayed=False,
+        model=str(tiny_checkpoint), auto=False, lockstep=False, delayed=False, cruise=False,
         acceptances=("gumbel", "rejection"), **{**SMALL, "ks": (2, 3), "warm_ups": 0},
     )  # fmt: skip
     (record,) = run_engine_bench(bench)
@@ -58,7 +62,7 @@ def test_an_unknown_rule_is_named():
 
 def test_the_plot_has_a_bar_for_each_variant_and_batch(records):
     axes = plot_engine_bench([*records, {**records[0], "batch": 5}])
-    assert len(axes.patches) == 10
+    assert len(axes.patches) == 12
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["3", "5"]
     with pytest.raises(ValueError, match="run bench engine first"):
         plot_engine_bench([])
