@@ -129,12 +129,18 @@ def test_recorded_passes_give_plain_decodings_output(rehearsed, world, strategy,
     assert len(rehearsed) == 1
 
 
-# Every strategy and every family with an engine that waits, and with one that does not.
+WAYS: dict[str, dict[str, bool]] = {
+    "waits": {"delayed_verification": False}, "plans": {"cruise": False}, "cruises": {},
+}  # fmt: skip
+
+
+# Every strategy and every family with an engine that looks at each pass first, with one that does
+# not, and with one that does without plans where it can.
 @pytest.mark.parametrize(
-    ("strategy", "family", "name", "k", "delayed"),
-    [(*cell, delayed) for delayed in (False, True) for cell in CELLS[3 * delayed :: 7]],
+    ("strategy", "family", "name", "k", "way"),
+    [(*cell, way) for i, way in enumerate(WAYS) for cell in CELLS[2 * i :: 7]],
 )
-def test_the_engines_output_is_plain_decodings(world, strategy, family, name, k, delayed):
+def test_the_engines_output_is_plain_decodings(world, strategy, family, name, k, way):
     """Rows of one batch, each a request of its own: packed, paged and in phases of their own."""
     patched, outputs = world(family)
     inputs = prompts()[name]
@@ -143,12 +149,12 @@ def test_the_engines_output_is_plain_decodings(world, strategy, family, name, k,
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     ]
     config = pillarattn.EngineConfig(
-        kv_tokens=512, prefill_chunk=16, preflight=False, delayed_verification=delayed,
+        kv_tokens=512, prefill_chunk=16, preflight=False, **WAYS[way],
         pillar=pillarattn.PillarConfig(k=k, strategy=strategy, **SPARSE),
     )  # fmt: skip
     engine = pillarattn.Engine(patched, config)
     # As on a GPU: passes over buffers, which may begin before the one before is looked at.
-    engine.runner.uses_buffers = delayed
+    engine.runner.uses_buffers = way != "waits"
     done = engine.generate(texts, pillarattn.SamplingParams(max_tokens=NEW))
     assert [list(o.token_ids) for o in done] == [row[-NEW:] for row in outputs[name]]
     assert sum(o.drafted for o in done) > 0

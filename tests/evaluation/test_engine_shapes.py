@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import pillarattn
-from benchmarks import engine_shapes
-from benchmarks.replayed_engine import AcceptancePattern, ReplayedPasses, SteadyEngine
+from benchmarks import engine_shapes, replayed_engine
+from benchmarks.replayed_engine import AcceptancePattern, SteadyEngine
 from benchmarks.shape_models import SHAPES, CompiledStep, kernels, random_model
 from pillarattn.patch.compat import cache_keyword
 
@@ -112,45 +112,48 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("delayed", [False, True])
-def test_exactly_as_many_drafts_stand_as_the_pattern_says(delayed, monkeypatch):
+@pytest.mark.parametrize(
+    "way",
+    [{"delayed_verification": False}, {"cruise": False}, {}],
+    ids=["waits", "plans", "cruises"],
+)
+def test_exactly_as_many_drafts_stand_as_the_pattern_says(way, monkeypatch):
     model = pillarattn.patch(random_model("tiny", CPU))
     pillar = pillarattn.PillarConfig(k=3, min_budget=8, kernels="reference")
     config = pillarattn.EngineConfig(
-        kv_tokens=512, prefill_chunk=64, pillar=pillar, prefix_cache=False, seed=1,
-        delayed_verification=delayed,
-    )  # fmt: skip
+        kv_tokens=512, prefill_chunk=64, pillar=pillar, prefix_cache=False, seed=1, **way
+    )
     engine = pillarattn.Engine(model, config)
     engine.runner.uses_buffers = True
-    asked, launches, top = [], [], ReplayedPasses._top_drafts
+    asked, launches = [], []
+    following, top = AcceptancePattern.next, replayed_engine.top_drafts
 
-    def counted(self, logits, segments, pattern):
-        following = pattern.next
-        drafts = max(count for _, count in logits.spans) - 1
+    def noted(self):
+        asked.append(following(self))
+        return asked[-1]
 
-        def noted():
-            asked.append(min(following(), drafts))
-            return asked[-1]
-
-        monkeypatch.setattr(pattern, "next", noted)
+    def counted(*arguments):
         with Operations() as seen:
-            top(self, logits, segments, pattern)
+            top(*arguments)
         launches.append(seen.launches)
-        monkeypatch.setattr(pattern, "next", following)
 
-    monkeypatch.setattr(ReplayedPasses, "_top_drafts", counted)
+    monkeypatch.setattr(AcceptancePattern, "next", noted)
+    monkeypatch.setattr(replayed_engine, "top_drafts", counted)
     steady = SteadyEngine(engine, rate=0.6, batch=1, length=40, new_tokens=200)
-    kept = []
+    kept, allowed = [], []
     for _ in range(60):
         (request,) = engine.requests.values()
         drafted, accepted = request.drafted, request.accepted
         steady._step()
         if request.drafted > drafted:
             kept.append(request.accepted - accepted)
-    # A delayed verdict may be on its way.
-    assert kept == asked[: len(kept)] and len(asked) - len(kept) <= delayed
+            allowed.append(request.drafted - drafted)
+    assert kept == [min(pair) for pair in zip(asked, allowed, strict=False)]
+    # The verdict of the last pass may be on its way.
+    assert len(asked) - len(kept) <= engine.config.delayed_verification
     assert len(kept) > 9 and len(set(kept)) > 2
     assert max(launches) <= 5
+    assert engine.cruise is None or engine.cruise.is_on
 
 
 def test_a_compiled_step_is_a_step_of_the_model_over_that_cache():

@@ -223,7 +223,7 @@ def test_a_draft_step_touches_as_much_of_a_long_cache_as_of_a_short_one(long_mod
 
 def copying_append(self, new_keys, new_values, append=ContiguousLayer.append):
     """Append as caches made with `torch.cat` do: the past is copied each time."""
-    if self.lengths is None:
+    if self.key_buffer is None:
         return append(self, new_keys, new_values)
     past = self.views()
     self.key_buffer = torch.cat([past[0], new_keys], dim=2)
