@@ -87,6 +87,9 @@ class Cruise:
         self._step = self._retry_at = self._k = self._most = 0
         # Whether somebody has ended, whether there is no room, and whether a step was cut short.
         self._is_thinner = self._is_short = self._is_torn = False
+        # What the queue was when nobody in it fitted, and how many blocks were free.
+        self._asked: tuple[int, str, int] | None = None
+        self._free = 0
 
     @property
     def is_on(self) -> bool:
@@ -116,9 +119,7 @@ class Cruise:
     @property
     def goes_on(self) -> bool:
         """Whether nothing asks for a plan."""
-        others = len(self._scheduler.entries) > len(self._members)
-        is_whole = not (self._is_short or self._is_torn)
-        return is_whole and not (others and self._scheduler.can_admit)
+        return not (self._is_short or self._is_torn or self._somebody_fits())
 
     @property
     def is_possible(self) -> bool:
@@ -168,7 +169,7 @@ class Cruise:
         if needed is None:
             return False
         buffers.reserve(self._sizes(needed, [d for _, d in own], most), longest=most)
-        self._most = most
+        self._most, self._asked = most, None
         members = [
             Member(e.request_id, d, e, seat)
             for (e, d), seat in zip(own, buffers.seat(segments), strict=True)
@@ -240,6 +241,18 @@ class Cruise:
     def drop(self) -> None:
         """Leave those out from the next step on who have ended."""
         self._is_thinner = True
+
+    def _somebody_fits(self) -> bool:
+        """Return whether somebody in the queue could come in; a long queue is not asked in vain."""
+        scheduler = self._scheduler
+        entries, free = scheduler.entries, scheduler.pool.free
+        if len(entries) == len(self._members):
+            return False
+        asked = len(entries), next(reversed(entries)), self._step // PATIENCE
+        if asked != self._asked or free > self._free:
+            self._asked, self._free = asked, free
+            return scheduler.can_admit
+        return False
 
     def _bound(self, entry: Entry) -> int:
         """Return the tokens that a request has at most after the step after the next one.
