@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_suite --out results --dataset olympiadbench.jsonl --seconds 1500
 
-A part that fails is named and the next one begins. No part begins that would end past `--seconds`
+A part that fails is named and the next one begins, unless the device is lost with it: then a call
+with `--only` runs the others. No part begins that would end past `--seconds`
 by its usual time; parts that `suite.jsonl` in `--out` says are done are passed over, so that a
 second call goes on where the first one stopped.
 """
@@ -30,11 +31,14 @@ from rich.table import Table
 from pillarattn.cli.main import app
 from pillarattn.evaluation.environment import environment, source_commit
 
+# How a part ends after which the device answers this process no more.
+LOST = "the device is lost"
 TESTS = (
     "tests/kernels", "tests/patch/test_cuda_graphs.py", "tests/patch/test_strict.py",
     "tests/engine",
 )  # fmt: skip
 ENGINE = "bench engine --device cuda --dtype bfloat16 --length 4096 --new-tokens 1024 --temperature"
+FEW_WAYS = "--no-lockstep --no-auto --no-synchronous --no-delayed --warm-ups 0 --repeats 1"
 KERNELS = "bench kernels --op gumbel_argmax"
 GENERATE = "bench generate --device cuda --dtype bfloat16 --new-tokens 256 --length 7680"
 SHAPES = "generate_shapes --shape"
@@ -63,8 +67,8 @@ class Part:
 
 PARTS = (
     Part("kernels", f"{KERNELS} --op rejection_sample --op keyed_rejection", 110, "--json"),
-    Part("engine_64", f"{ENGINE} 0.6 --batch 64 --k 4,8 --acceptance gumbel,rejection", 240),
-    Part("engine_256", f"{ENGINE} 0.6 --batch 256 --k 4", 300),
+    Part("engine_64", f"{ENGINE} 0.6 --batch 64 --k 4,8 {FEW_WAYS}", 200),
+    Part("engine_256", f"{ENGINE} 0.6 --batch 256 --k 4,8 {FEW_WAYS}", 300),
     Part("engine_8b", "engine_shapes --shape 8b --batch 32 --length 16384", 240, is_module=True),
     Part("engine_8b_1", "engine_shapes --shape 8b --batch 1 --variants plain,speculative,baseline",
          180, is_module=True),
@@ -120,8 +124,10 @@ def main() -> None:
             words = part.command.format(dataset=given.dataset).split()
             words += [part.out, str(given.out / f"{part.name}.jsonl")]
             done.append(_run(part.name, partial(_command, part, words)))
+            if done[-1][1].startswith(LOST):
+                break
     _report(done, given.out)
-    if any(state.startswith("failed") for _, state, _ in done):
+    if any(state.startswith(("failed", LOST)) for _, state, _ in done):
         raise SystemExit(1)
 
 
@@ -168,8 +174,12 @@ def _run(name: str, work: Callable[[], None]) -> tuple[str, str, float]:
             traceback.print_exc()
             state = f"failed: {type(error).__name__}: {error}"
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    except RuntimeError as error:
+        # No part of this process can run any more.
+        state = f"{LOST}: {error}"
     return name, state, time.monotonic() - begin
 
 
