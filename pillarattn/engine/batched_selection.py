@@ -58,6 +58,13 @@ class BatchedSelection:
         """Whether the strategy lets itself be asked so."""
         return self._selector.is_apart
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that keys are chosen for, ascending."""
+        view: Any = self._view
+        view.meet_layers()
+        return tuple(self._selector.sparse_layers(view))
+
     def choose(self, rows: list[TextRow]) -> list[ChosenPart]:
         """Return the keys of each row's coming round.
 
@@ -120,7 +127,7 @@ class BatchedSelection:
         indices, counts = self._selector.choose_ahead(
             view, buffer, emitted=emitted, rounds=rounds, budget=budget
         )
-        layers = tuple(self._selector.sparse_layers(view))
+        layers = self.layers
         return ChosenKeys(
             layers, indices.view(len(layers), batch, *indices.shape[1:]),
             counts.view(len(layers), batch, -1), lengths,

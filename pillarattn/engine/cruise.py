@@ -16,14 +16,14 @@ from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.kv_manager import Entry
 from pillarattn.engine.outcomes import Outcomes
 from pillarattn.engine.request import RequestState
-from pillarattn.engine.row_buckets import bucket
+from pillarattn.engine.row_buckets import LEAST_ROWS, bucket
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler
 from pillarattn.engine.step_buffers import Seat, Sizes
 from pillarattn.engine.step_plan import StepPlan
 
-# Steps after which it is tried again where it was not possible.
-PATIENCE = 8
+# Steps after which it is tried again where it was not possible, and after a step that raised.
+PATIENCE, LONG_PATIENCE = 8, 64
 
 
 @dataclass(eq=False)
@@ -169,45 +169,57 @@ class Cruise:
         if needed is None:
             return False
         buffers.reserve(self._sizes(needed, [d for _, d in own], most), longest=most)
+        if self._k and self._outcomes.selection.layers != buffers.sizes.layers:
+            return False
         self._most, self._asked = most, None
         members = [
             Member(e.request_id, d, e, seat)
             for (e, d), seat in zip(own, buffers.seat(segments), strict=True)
         ]
-        self._members = sorted(members, key=lambda member: member.seat.number)
+        members.sort(key=lambda member: member.seat.number)
         self._is_thinner = self._is_short = self._is_torn = False
-        self._renew([len(m.decoder.drafts) for m in self._members])
+        self._landings.clear()
+        self._renew([len(m.decoder.drafts) for m in members])
         self._rounds = self.new_rounds(buffers, self._outcomes.selection, k=self._k, budget=budget)
-        self._rounds.begin([(m.seat.number, m.decoder) for m in self._members])
+        self._rounds.begin([(m.seat.number, m.decoder) for m in members])
+        # Only now: what raises before leaves nobody half-way.
+        self._members = members
         return True
 
     def step(self) -> StepPlan | None:
-        """Run the next step, and look at the one before; None: everybody has left.
+        """Run the next step, and look at the one before; None: there must be a plan.
+
+        What cannot be done for all requests at once is left to a plan, which asks each for itself.
 
         Raises:
             Exception: what the pass raised. What came before it is not lost; it cruises no more.
         """
+        # One that was interrupted may have left more: room is for one round alone.
+        self._land(but=1)
         self._leave_out()
-        if not self._members:
+        if not self._members or not self.goes_on:
             return None
         inputs, plan = self._kind()
         verifying = [self._members[i] for i in inputs.rows.verifying]
-        rounds = self._rounds
+        rounds, is_run = self._rounds, False
         try:
             step = inputs.load(self._runner.buffers, rounds.base, rounds.tokens)
+            logits, is_run = self._runner.run_loaded(step), True
             report = rounds.advance(
-                inputs, step, self._runner.run_loaded(step), most=self._most,
+                inputs, step, logits, most=self._most,
                 chosen=[m.decoder.keys.rounds + m.rounds for m in verifying],
             )  # fmt: skip
-        except BaseException:
+            if report is not None:
+                self._landings.append(Landing(verifying, report))
+            self._step += 1
+            self._scheduler.step += 1
+            for member in verifying:
+                member.rounds += 1
+        except BaseException as error:
             self._is_torn = True
+            if is_run and isinstance(error, Exception):
+                return None
             raise
-        if report is not None:
-            self._landings.append(Landing(verifying, report))
-        self._step += 1
-        self._scheduler.step += 1
-        for member in verifying:
-            member.rounds += 1
         self._land(but=0 if report is None else 1)
         return plan
 
@@ -215,38 +227,49 @@ class Cruise:
         """Let plans begin again, where the requests stand."""
         self._land(but=0)
         self._leave_out()
-        members, self._members = self._members, []
-        self._retry_at = self._scheduler.step + PATIENCE if self._is_torn else 0
-        if not members:
-            return
+        self._retry_at = self._scheduler.step + LONG_PATIENCE if self._is_torn else 0
         if self._is_torn:
             # What the host has read is right; how far the device got is not known.
-            for member in members:
-                self._scheduler.resume(member.name, 0)
+            for member in self._members:
+                self._scheduler.resume(member.name, length=member.decoder.length, drafted=0)
                 member.decoder.resume([])
                 member.seat.selections = None
-            return
-        buffers = self._runner.buffers
+        elif self._members:
+            self._give_back()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all requests: they have ended, or have been given back."""
+        self._members, self._landings = [], []
+        self._kinds.clear()
+
+    def _give_back(self) -> None:
+        """Give each request what the device has of it: its drafts, and the keys that they read."""
+        members, buffers = self._members, self._runner.buffers
         seats = on_device([m.seat.number for m in members], buffers.device)
         texts = self._rounds.tokens[seats].tolist()
         drafted = self._schedule.drafted(self._step)
         kept = buffers.selected.taken(seats, self._rounds.base[seats]) if self._k else None
         for place, (member, text, count) in enumerate(zip(members, texts, drafted, strict=True)):
-            stays = self._scheduler.resume(member.name, count)
+            length = member.decoder.length
+            stays = self._scheduler.resume(member.name, length=length, drafted=count)
             member.decoder.resume(text[1 : stays + 1])
             if kept is not None:
                 member.seat.selections = part = ChosenPart(kept, place)
                 member.decoder.keys.resume(part, member.rounds)
 
-    def drop(self) -> None:
-        """Leave those out from the next step on who have ended."""
+    def drop(self, *, everybody: bool) -> None:
+        """Leave those out from the next step on who have ended; `everybody` has: forget them."""
         self._is_thinner = True
+        if everybody:
+            self.forget()
 
     def _somebody_fits(self) -> bool:
         """Return whether somebody in the queue could come in; a long queue is not asked in vain."""
         scheduler = self._scheduler
         entries, free = scheduler.entries, scheduler.pool.free
-        if len(entries) == len(self._members):
+        if len(entries) <= len(self._members):
+            # Who has ended is counted among them until the next step leaves him out.
             return False
         asked = len(entries), next(reversed(entries)), self._step // PATIENCE
         if asked != self._asked or free > self._free:
@@ -266,14 +289,19 @@ class Cruise:
 
     def _sizes(self, needed: Sizes, decoders: list[RequestDecoder], most: int) -> Sizes:
         """Return what the buffers must hold: `needed` for drafts, and the rounds' ends."""
-        if not self._k:
-            return replace(needed, rows=bucket(len(decoders)))
         schedule = CruiseSchedule([len(d.drafts) for d in decoders], self._k)
+        rows, pool = len(decoders) + self._k * schedule.most, self._scheduler.pool
+        # Rows of nobody, an eighth or a few, have blocks too.
+        longest = max(most, rows // 8 + LEAST_ROWS)
+        needed = replace(
+            needed, rows=bucket(rows), pages=max(needed.pages, pool.blocks_for(longest))
+        )
+        if not self._k:
+            return needed
         keys = decoders[0].keys
         scored = keys.scored_layers
         return replace(
-            needed, rows=bucket(len(decoders) + self._k * schedule.most),
-            pages=max(needed.pages, self._scheduler.pool.blocks_for(most)),
+            needed,
             width=max(needed.width, keys.budget(most)), scored=tuple(sorted(scored)),
             places=schedule.most if scored else 0, queries=self._k + 1 if scored else 0,
             span=most if scored else 0,
@@ -321,19 +349,31 @@ class Cruise:
 
     def _land(self, *, but: int) -> None:
         """Look at rounds that have ended, in order, but for the last ones; make room for more."""
-        grown = []
         while len(self._landings) > but:
             # Whoever interrupts this finds everything as it was.
             lines = self._landings[0].report()
-            landing = self._landings.pop(0)
-            for member, line in zip(landing.members, lines, strict=True):
-                if member.has_ended():
-                    continue
-                self._outcomes.land_round(member.name, line[: self._k + 1], line[self._k + 1 :])
-                if member.has_ended():
-                    self._is_thinner = True
-                elif self._grow(member):
-                    grown.append((member.seat, member.entry.table))
+            try:
+                landing = self._landings.pop(0)
+                for member, line in zip(landing.members, lines, strict=True):
+                    if member.has_ended():
+                        continue
+                    self._outcomes.land_round(member.name, line[: self._k + 1], line[self._k + 1 :])
+                    if member.has_ended():
+                        self._is_thinner = True
+                    else:
+                        self._grow(member)
+            except BaseException:
+                # Who was not reached yet goes through the round again, and so through later ones.
+                self._is_torn = True
+                self._landings.clear()
+                raise
+        if self._is_torn:
+            return
+        grown = [
+            (m.seat, m.entry.table)
+            for m in self._members
+            if not m.has_ended() and m.seat.pages < len(m.entry.table)
+        ]
         self._runner.buffers.lengthen(grown)
 
     def _grow(self, member: Member) -> bool:
@@ -344,7 +384,8 @@ class Cruise:
         room = sizes.pages * pool.block_size
         if member.decoder.keys.scored_layers:
             room = min(room, sizes.span)
-        if missing > pool.free or bound > room or self._is_too_long(bound):
+        is_wide = bool(self._k) and member.decoder.keys.budget(bound) > sizes.width
+        if missing > pool.free or bound > room or is_wide or self._is_too_long(bound):
             self._is_short = True
             return False
         self._most = max(self._most, bound)

@@ -388,7 +388,7 @@ class Engine:
         """Take a request out of everything, and return its last output."""
         request = self._intake.remove(name)
         if self.cruise is not None:
-            self.cruise.drop()
+            self.cruise.drop(everybody=not self.requests)
         self.runner.buffers.leave(name)
         # A step that raised may have left it there, and the next one of this name is another.
         self._forks = [child for child in self._forks if child != name]

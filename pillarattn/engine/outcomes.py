@@ -154,9 +154,11 @@ class Outcomes:
             attempt()
         except Exception as error:
             self.requests[name].finish(FinishReason.ERROR, error)
-        new = self.requests[name].output[before:]
-        if new or self.requests[name].finish_reason is not None:
-            self.news[name] = self.news.get(name, []) + new
+        finally:
+            # Who interrupts this finds out as well.
+            new = self.requests[name].output[before:]
+            if new or self.requests[name].finish_reason is not None:
+                self.news[name] = self.news.get(name, []) + new
 
     def _want_logprobs(self, name: str, row: int, tokens: list[int]) -> None:
         if self.requests[name].params.logprobs is not None:

@@ -143,12 +143,14 @@ class Scheduler:
     @property
     def can_admit(self) -> bool:
         """Whether the next plan would take somebody from the queue."""
+        running = sum(e.state is not RequestState.WAITING for e in self.entries.values())
+        if running >= self.config.max_batch:
+            return False
         waiting, active = self._queue()
-        if len(active) < self.config.max_batch:
-            for entry in waiting:
-                source = self._source(entry, active)
-                if source is not entry:
-                    return self._has_room(entry, source, active)
+        for entry in waiting:
+            source = self._source(entry, active)
+            if source is not entry:
+                return self._has_room(entry, source, active)
         return False
 
     def cruised(self, request_id: str, emitted: int) -> None:
@@ -162,12 +164,15 @@ class Scheduler:
         entry.last_read = self.step
         self.kv.name_pages(entry)
 
-    def resume(self, request_id: str, drafted: int) -> int:
-        """Say that a request is planned again, with so many drafts; return how many may stay."""
+    def resume(self, request_id: str, *, length: int, drafted: int) -> int:
+        """Say that a request of `length` tokens is planned again; return how many drafts stay."""
         entry = self.entries[request_id]
+        # An interrupted report may have said less.
+        entry.length, entry.cached = length, length - 1
         entry.wish = None
         entry.start_round()
         entry.progress.drafted = min(drafted, entry.progress.k)
+        entry.table.trim(self.pool, entry.cached + entry.progress.drafted)
         return entry.progress.drafted
 
     def launched(self, plan: StepPlan) -> None:

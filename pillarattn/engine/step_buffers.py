@@ -238,10 +238,12 @@ class StepBuffers:
             places += [seat.number * self.sizes.pages + seat.pages + i for i in range(len(new))]
             blocks += new
             self._table[seat.number, seat.pages : len(table)] = new
-            seat.pages, seat.version = len(table), table.version
         if places:
             found = on_device([places, blocks], self.device)
             self.block_table.view(-1).index_copy_(0, found[0], found[1].to(torch.int32))
+        # What raises before is asked for again.
+        for seat, table in grown:
+            seat.pages, seat.version = len(table), table.version
 
     def padded(self, rows: int, is_scored: bool, buckets: RowBuckets | None) -> int:
         """Return how many rows a pass has, those of nobody included."""

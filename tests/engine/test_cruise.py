@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import pillarattn
+from pillarattn.engine.chosen_keys import ChosenPart
+from pillarattn.engine.cruise import Landing
+from pillarattn.engine.cruise_rounds import CruiseRounds
 from pillarattn.engine.request import SamplingParams
 
 LONG = SamplingParams(max_tokens=40)
@@ -84,6 +87,64 @@ def test_nobody_idles_and_rows_are_level(cruising, prompts):
         assert 1 <= len(plan.verifies) <= 2 and all(rows == 4 for _, rows in plan.verifies)
         assert len(plan.drafts) + len(plan.verifies) == len(prompts)
     assert all(run.requests[n].rounds - before == 3 for n, before in rounds.items())
+
+
+def test_rounds_are_those_with_plans(cruising, delayed, prompts):
+    """The same keys, chosen on the device, and so the same drafts."""
+    found = []
+    for build in (cruising, delayed):
+        (output,) = build().generate([prompts[3]], SamplingParams(max_tokens=90))
+        found.append((output.rounds, output.drafted, output.accepted))
+    assert found[0] == found[1]
+
+
+def test_who_is_given_back_has_drafts_and_keys(cruising, prompts, alone):
+    run = cruising(k=3)
+    names = [run.add_request(p, LONG) for p in prompts]
+    until_it_cruises(run)
+    for _ in range(9):
+        run.step()
+    cruise = run.cruise
+    members, wanted = cruise._members, cruise._schedule.drafted(cruise._step)
+    cruise.leave()
+    assert not cruise.is_on and sum(wanted) > 4
+    for member, drafts in zip(members, wanted, strict=True):
+        decoder, entry = member.decoder, member.entry
+        assert len(decoder.drafts) == entry.progress.drafted == drafts
+        assert decoder.keys.selections is member.seat.selections
+        assert isinstance(decoder.keys.selections, ChosenPart)
+        assert len(entry.table) == -(-(entry.cached + drafts) // 16)
+    done = to_the_end(run)
+    assert [done[n].token_ids for n in names] == [alone(p, 40) for p in prompts]
+
+
+@pytest.mark.parametrize("length", [1, 3, 25])
+def test_selections_outgrow_their_room(cruising, alone, length):
+    """Up to `min_budget` a budget grows as fast as the text."""
+    prompt = list(range(5, 5 + length))
+    run = cruising(k=8, s=0.05, min_budget=128)
+    (output,) = run.generate([prompt], SamplingParams(max_tokens=120))
+    assert output.token_ids == alone(prompt, 120)
+    assert run.cruised > 20
+
+
+def test_rows_of_nobody_have_pages(cruising, alone):
+    prompt = [7]
+    run = cruising(k=1, block_size=1, max_batch=96, kv_tokens=4096)
+    outputs = run.generate([prompt] * 90, SamplingParams(max_tokens=8))
+    assert tokens(outputs) == [alone(prompt, 8)] * 90
+    assert run.cruised > 2
+
+
+def test_an_engine_without_requests_steps_in_vain(cruising, prompts):
+    run = cruising()
+    for prompt in prompts:
+        run.add_request(prompt, LONG)
+    until_it_cruises(run)
+    run.abort_all()
+    assert run.step() == [] and not run.cruise.is_on
+    run.generate(prompts[:2], LONG)
+    assert run.step() == []
 
 
 def test_requests_of_many_lengths(cruising, prompts, alone):
@@ -168,25 +229,90 @@ def test_the_model_ends_where_it_ends(cruising, prompts, alone):
     assert 40 < max(seen) < 60
 
 
-@pytest.mark.parametrize("place", ["run_loaded", "advance"])
-def test_a_step_that_raises_loses_nothing(cruising, prompts, alone, place, monkeypatch):
-    run = cruising()
-    names = [run.add_request(p, LONG) for p in prompts]
-    until_it_cruises(run)
-    for _ in range(3):
-        run.step()
-    owner = run.runner if place == "run_loaded" else run.cruise._rounds
+class Reports:
+    """A report that may be asked for again."""
+
+    def __init__(self, report):
+        self.report = report
+
+    def ask(self):
+        return self.report()
+
+
+def broken_once(monkeypatch, owner, place, error=MemoryError, before=False):
+    """Let a method raise the next time that it is called, after its work or before."""
     work = getattr(owner, place)
 
     def broken(*arguments, **options):
-        result = work(*arguments, **options)
-        raise MemoryError(f"after {result is not None}")
+        monkeypatch.setattr(owner, place, work)
+        if not before:
+            work(*arguments, **options)
+        raise error("broken")
 
     monkeypatch.setattr(owner, place, broken)
-    with pytest.raises(MemoryError, match="after"):
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    ("place", "error", "raises"),
+    [
+        ("pass", MemoryError, True), ("advance", MemoryError, False), ("end", MemoryError, True),
+        ("advance", KeyboardInterrupt, True), ("lengthen", MemoryError, True),
+        ("landing", KeyboardInterrupt, True), ("waiting", KeyboardInterrupt, True),
+    ],
+)  # fmt: skip
+def test_a_step_that_raises_loses_nothing(
+    cruising, prompts, alone, monkeypatch, place, error, raises, before, k
+):
+    run = cruising(k=k, block_size=1)
+    names = [run.add_request(p, LONG) for p in prompts[:4]]
+    until_it_cruises(run)
+    for _ in range(3):
         run.step()
-    monkeypatch.setattr(owner, place, work)
-    done = to_the_end(run)
+    if place == "waiting":
+        while not run.cruise._landings:
+            run.step()
+        landing = run.cruise._landings[0]
+        broken_once(monkeypatch, Reports, "ask", error, before=True)
+        reports = Reports(landing.report)
+        run.cruise._landings[0] = Landing(landing.members, lambda: reports.ask())
+    else:
+        owner, name = {
+            "pass": (run.runner, "run_loaded"), "advance": (run.cruise._rounds, "advance"),
+            "end": (run.cruise, "_leave_out"), "lengthen": (run.runner.buffers, "lengthen"),
+            "landing": (run._decoders[names[2]], "end_round"),
+        }[place]  # fmt: skip
+        broken_once(monkeypatch, owner, name, error, before)
+    failures = 0
+    done = {}
+    for _ in range(400):
+        if not run.has_unfinished:
+            break
+        try:
+            done |= {o.request_id: o for o in run.step() if o.finished}
+        except error:
+            failures += 1
+    assert failures == raises
+    for name, prompt in zip(names, prompts, strict=False):
+        assert done[name].token_ids == alone(prompt, 40)
+    run.scheduler.check()
+
+
+@pytest.mark.parametrize("place", ["new_rounds", "begin"])
+def test_a_cruise_that_cannot_begin_leaves_plans(cruising, prompts, alone, monkeypatch, place):
+    run = cruising()
+    names = [run.add_request(p, LONG) for p in prompts]
+    owner = run.cruise if place == "new_rounds" else CruiseRounds
+    broken_once(monkeypatch, owner, place)
+    done, failures = {}, 0
+    while run.has_unfinished:
+        try:
+            done |= {o.request_id: o for o in run.step() if o.finished}
+        except MemoryError:
+            failures += 1
+            assert not run.cruise.is_on
+    assert failures == 1
     assert [done[n].token_ids for n in names] == [alone(p, 40) for p in prompts]
 
 
