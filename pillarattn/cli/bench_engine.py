@@ -48,8 +48,7 @@ def engine(
         bool, typer.Option(help="Also time rounds in which all requests verify together.")
     ] = True,
     delayed: Annotated[
-        bool,
-        typer.Option(help="Also time passes that begin before the one before is looked at."),
+        bool, typer.Option(help="Also time passes that begin before the last is looked at.")
     ] = True,
     cruise: Annotated[
         bool, typer.Option(help="Also time rounds that follow each other without plans.")

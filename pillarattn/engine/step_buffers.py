@@ -231,16 +231,15 @@ class StepBuffers:
 
     def lengthen(self, grown: list[tuple[Seat, BlockTable]]) -> None:
         """Tell seats of the blocks that their tables have got at the end, and of nothing else."""
-        places: list[int] = []
-        blocks: list[int | None] = []
+        places, blocks = [], []  # type: list[int], list[int | None]
         for seat, table in grown:
             new: Any = table.device[seat.pages :]
             places += [seat.number * self.sizes.pages + seat.pages + i for i in range(len(new))]
             blocks += new
             self._table[seat.number, seat.pages : len(table)] = new
         if places:
-            found = on_device([places, blocks], self.device)
-            self.block_table.view(-1).index_copy_(0, found[0], found[1].to(torch.int32))
+            where, found = on_device([places, blocks], self.device)
+            self.block_table.view(-1).index_copy_(0, where, found.to(torch.int32))
         # What raises before is asked for again.
         for seat, table in grown:
             seat.pages, seat.version = len(table), table.version
@@ -397,6 +396,5 @@ def _tail_start(segment: Segment) -> int:
     """Return where a draft's tail begins; what the host knows of it spares a wait."""
     if segment.tail_start is not None:
         return segment.tail_start
-    start = next(iter(segment.selections.values())).tail_start
-    lengths = segment.view.lengths
+    start, lengths = next(iter(segment.selections.values())).tail_start, segment.view.lengths
     return lengths.max if start is lengths.tensor else int(start)
