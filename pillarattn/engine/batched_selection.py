@@ -117,8 +117,7 @@ class BatchedSelection:
             ValueError: layers differ in heads or windows.
         """
         view: Any = self._view
-        view.meet_layers()
-        batch = len(lengths)
+        layers, batch = self.layers, len(lengths)
         view.lengths = LiveLengths([most] * batch, self._device, tensor=lengths)
         buffer = ScoreBuffer()
         if self._selector.scores_verify:
@@ -127,7 +126,6 @@ class BatchedSelection:
         indices, counts = self._selector.choose_ahead(
             view, buffer, emitted=emitted, rounds=rounds, budget=budget
         )
-        layers = self.layers
         return ChosenKeys(
             layers, indices.view(len(layers), batch, *indices.shape[1:]),
             counts.view(len(layers), batch, -1), lengths,

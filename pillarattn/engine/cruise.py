@@ -11,7 +11,7 @@ from pillarattn.datatypes import on_device
 from pillarattn.engine.chosen_keys import ChosenPart
 from pillarattn.engine.cruise_inputs import StepInputs, step_inputs
 from pillarattn.engine.cruise_rounds import CruiseRounds, Report
-from pillarattn.engine.cruise_schedule import CruiseSchedule
+from pillarattn.engine.cruise_schedule import CruiseSchedule, most_verifying
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.kv_manager import Entry
 from pillarattn.engine.outcomes import Outcomes
@@ -289,8 +289,8 @@ class Cruise:
 
     def _sizes(self, needed: Sizes, decoders: list[RequestDecoder], most: int) -> Sizes:
         """Return what the buffers must hold: `needed` for drafts, and the rounds' ends."""
-        schedule = CruiseSchedule([len(d.drafts) for d in decoders], self._k)
-        rows, pool = len(decoders) + self._k * schedule.most, self._scheduler.pool
+        verifying, pool = most_verifying(len(decoders), self._k), self._scheduler.pool
+        rows = len(decoders) + self._k * verifying
         # Rows of nobody, an eighth or a few, have blocks too.
         longest = max(most, rows // 8 + LEAST_ROWS)
         needed = replace(
@@ -303,7 +303,7 @@ class Cruise:
         return replace(
             needed,
             width=max(needed.width, keys.budget(most)), scored=tuple(sorted(scored)),
-            places=schedule.most if scored else 0, queries=self._k + 1 if scored else 0,
+            places=verifying if scored else 0, queries=self._k + 1 if scored else 0,
             span=most if scored else 0,
         )  # fmt: skip
 

@@ -53,7 +53,7 @@ class CruiseSchedule:
     def __init__(self, drafted: Sequence[int], k: int) -> None:
         self.k = k
         self._drafted = np.asarray(drafted, dtype=np.int64)
-        self.most = _most(len(drafted), k)
+        self.most = most_verifying(len(drafted), k)
         self._waits = np.asarray(_waits(drafted, k, self.most), dtype=np.int64)
         self.longest_wait = int(self._waits.max(initial=0))
 
@@ -85,7 +85,7 @@ class CruiseSchedule:
         )  # fmt: skip
 
 
-def _most(requests: int, k: int) -> int:
+def most_verifying(requests: int, k: int) -> int:
     """Return how many requests may verify in a step, so that its rows are about the level."""
     if not k:
         return requests

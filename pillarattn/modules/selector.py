@@ -277,11 +277,7 @@ class Selector:
         scores = score_rows = rows = None
         if self.scores_verify:
             rows = on_device(counted, layer.key_buffer.device)
-            if self.strategy.needs_scores:
-                pooled = buffer.pool(indices, rows=rows, end=end, normalise=self.normalise)
-                scores = pooled.to(self.score_dtype)
-            if self.strategy.needs_row_scores:
-                score_rows = buffer.rows_of(indices, end=end)
+            scores, score_rows = self._left(buffer, indices, rows, end)
             rows = rows.repeat(len(indices))
         return self._request(
             cache.lengths,
@@ -296,6 +292,25 @@ class Selector:
             rounds=rounds,
             budgets=budgets,
         )
+
+    def _left(
+        self, buffer: ScoreBuffer, indices: list[int], rows: Tensor, end: int
+    ) -> tuple[Tensor | None, Callable[[Tensor], Tensor] | None]:
+        """Return what a verify pass has left that the strategy asks for: scores, and single rows.
+
+        Args:
+            buffer: the row scores.
+            indices: layers.
+            rows: `[B]` int64, leading verify rows that count.
+            end: tokens of the longest row.
+        """
+        scores = score_rows = None
+        if self.strategy.needs_scores:
+            pooled = buffer.pool(indices, rows=rows, end=end, normalise=self.normalise)
+            scores = pooled.to(self.score_dtype)
+        if self.strategy.needs_row_scores:
+            score_rows = buffer.rows_of(indices, end=end)
+        return scores, score_rows
 
     def _state(self, layer: ContiguousLayer, index: int) -> LayerState:
         strategy = self.strategy

@@ -92,12 +92,7 @@ class TextSelector(Selector):
         indices = self._one_group(cache)
         lengths, end, count = cache.lengths.tensor, cache.lengths.max, len(indices)
         rows = emitted.clamp_min(1)
-        scores = score_rows = None
-        if self.strategy.needs_scores:
-            pooled = buffer.pool(indices, rows=rows, end=end, normalise=self.normalise)
-            scores = pooled.to(self.score_dtype)
-        if self.strategy.needs_row_scores:
-            score_rows = buffer.rows_of(indices, end=end)
+        scores, score_rows = self._left(buffer, indices, rows, end)
         return self.strategy.select(
             SelectionRequest(
                 lengths=lengths.repeat(count),
