@@ -118,12 +118,15 @@ def test_who_is_given_back_has_drafts_and_keys(cruising, prompts, alone):
 
 @pytest.mark.parametrize("length", [1, 3, 25])
 def test_selections_outgrow_their_room(cruising, alone, length):
-    """Up to `min_budget` a budget grows as fast as the text."""
+    """Up to `min_budget` a budget grows as fast as the text: plans make room before it is short."""
     prompt = list(range(5, 5 + length))
     run = cruising(k=8, s=0.05, min_budget=128)
+    leave, torn = run.cruise.leave, []
+    run.cruise.leave = lambda: torn.append(run.cruise._is_torn) or leave()
     (output,) = run.generate([prompt], SamplingParams(max_tokens=120))
     assert output.token_ids == alone(prompt, 120)
     assert run.cruised > 20
+    assert torn and not any(torn)
 
 
 def test_rows_of_nobody_have_pages(cruising, alone):
