@@ -132,6 +132,10 @@ def variant(
         raise MemoryError(f"needs {needed / 1e9:.1f} GB beside the model, {free / 1e9:.1f} free")
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)
+    # Given up again before memory is collected.
+    engine: Any
+    steady: Any
+    plain: Any
     try:
         if name == BASELINE:
             plain = CompiledStep(model, batch=batch, length=length, mode=given.compile)

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ class ReplayedPasses:
     """
 
     def __init__(self, engine: Engine, pattern: AcceptancePattern | None) -> None:
-        self.runner: Any = engine.runner
+        self.runner = cast(Any, engine.runner)
         self.pattern, self._run = pattern, engine.runner.run
         self.runner.run = self.run
         if engine.cruise is not None and pattern is not None:
@@ -204,7 +204,7 @@ class SteadyEngine:
         found = {name: now - before[name] for name, now in self._counts().items()}
         gaps = [b - a for a, b in pairwise(stamps)]
         step_ms = 1000 * seconds / steps
-        ran = kernels(lambda: [self._step() for _ in range(profiled)], profiled, self.device)
+        ran = kernels(lambda: self._steps(profiled), profiled, self.device)
         rounds, drafted = found["rounds"], found["drafted"]
         middle = before["emitted"] + found["emitted"] / 2
         return {
@@ -226,8 +226,7 @@ class SteadyEngine:
         """Step until a round is all replays, two rounds at least; return the steps."""
         for number in range(1, WARM_ROUNDS[1] + 1):
             before = self._eager()
-            for _ in range(self.round_steps):
-                self._step()
+            self._steps(self.round_steps)
             is_warm = not self.engine.runner.graphs.is_on or self._eager() == before
             if number >= WARM_ROUNDS[0] and is_warm:
                 break
@@ -236,6 +235,10 @@ class SteadyEngine:
     def _eager(self) -> int:
         """Return how many passes were no replays; the recordings may be others at each look."""
         return self.engine.stats.steps - self.engine.runner.graphs.replayed
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
 
     def _step(self) -> None:
         for output in self.engine.step():

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 NEW, PROMPT = 128, 1500
-CHOICE = {"min_budget": 16, "recent": 8}
+CHOICE: dict[str, Any] = {"min_budget": 16, "recent": 8}
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
              "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}  # fmt: skip
 
