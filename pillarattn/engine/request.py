@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -188,11 +189,14 @@ class Request:
         self.state, self.finish_reason, self.error = RequestState.FINISHED, reason, error
 
     def result(self, new: Sequence[int] = ()) -> RequestOutput:
-        """Return what the caller sees, `new` being the tokens since the last time."""
+        """Return what the caller sees, `new` being the tokens since the last time.
+
+        It costs as much as these: those before them are not copied.
+        """
         return RequestOutput(
             request_id=self.id,
             prompt_token_ids=self._prompt_ids,
-            token_ids=tuple(self.output),
+            token_ids=_so_far(self.output),
             new_token_ids=tuple(new),
             text=self.text,
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
@@ -200,8 +204,62 @@ class Request:
             drafted=self.drafted,
             accepted=self.accepted,
             rounds=self.rounds,
-            logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
+            logprobs=None if self.params.logprobs is None else _so_far(self.logprobs),
         )
+
+
+class Prefix:
+    """What a list holds now, of which nothing is copied before somebody looks at it.
+
+    Args:
+        items: only appended to from now on.
+    """
+
+    __slots__ = ("_count", "_items")
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items, self._count = items, len(items)
+
+    def whole(self) -> tuple[Any, ...]:
+        """Return it as a tuple."""
+        return tuple(self._items[: self._count])
+
+    def __reduce__(self) -> tuple[type[tuple[Any, ...]], tuple[list[Any]]]:
+        # Deep copies and pickles: not what the list has got since.
+        return tuple, (self._items[: self._count],)
+
+
+class _WhenAsked:
+    """A field of a dataclass that is given as a `Prefix` and read as a tuple, made once."""
+
+    def __init__(self, *default: Any) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        if owner is None:
+            # A dataclass looks here for the default.
+            if not self._default:
+                raise AttributeError(self._name)
+            return self._default[0]
+        held = vars(owner)[self._name]
+        if isinstance(held, Prefix):
+            held = vars(owner)[self._name] = held.whole()
+        return held
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        vars(owner)[self._name] = value
+
+
+# A reader sees tuples, and so does a type checker.
+def _so_far(items: list[Any]) -> Any:
+    return Prefix(items)
+
+
+def _when_asked(*default: Any) -> Any:
+    return _WhenAsked(*default)
 
 
 @dataclass(frozen=True)
@@ -226,7 +284,7 @@ class RequestOutput:
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = _when_asked()
     new_token_ids: tuple[int, ...] = ()
     text: str | None = None
     finish_reason: str | None = None
@@ -234,7 +292,7 @@ class RequestOutput:
     drafted: int = 0
     accepted: int = 0
     rounds: int = 0
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = _when_asked(None)
 
     @property
     def finished(self) -> bool:
@@ -262,7 +320,9 @@ def joined(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
             found.append(output)
         else:
             new = found[place].new_token_ids + output.new_token_ids
-            found[place] = replace(output, new_token_ids=new)
+            # `replace` would look at all its tokens.
+            found[place] = copy.copy(output)
+            vars(found[place])["new_token_ids"] = new
         if output.finished:
             # What follows under its name is another request.
             del places[output.request_id]

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, asdict, replace
+
 import pytest
 
-from pillarattn.engine.request import FinishReason, Request, RequestState, SamplingParams
+from pillarattn.engine.logprobs import TokenLogprob
+from pillarattn.engine.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    RequestState,
+    SamplingParams,
+    joined,
+)
+
+
+class Watched(list):
+    """Notes each look at its items."""
+
+    looks = 0
+
+    def __iter__(self):
+        self.looks += 1
+        return super().__iter__()
+
+    def __getitem__(self, place):
+        self.looks += 1
+        return super().__getitem__(place)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +90,52 @@ def test_a_result_carries_the_error_and_the_counts():
     assert result.finished and result.finish_reason == "error"
     assert result.error == "KeyError: 'x'"
     assert result.acceptance_rate == 0.75
+
+
+def test_an_output_copies_no_earlier_token_before_somebody_asks():
+    request = Request("a", [1, 2], SamplingParams(logprobs=0))
+    request.output, request.logprobs = Watched(range(5)), Watched([TokenLogprob(0, -1.0)] * 5)
+    first = request.result([4])
+    request.output.append(5)
+    second = request.result([5])
+    (both,) = joined([first, second])
+    assert request.output.looks == request.logprobs.looks == 0
+    assert both.token_ids == second.token_ids == (0, 1, 2, 3, 4, 5)
+    assert both.new_token_ids == (4, 5) and second.new_token_ids == (5,)
+    assert second.token_ids is second.token_ids, "made once"
+    assert first.cumulative_logprob == -5.0 and request.logprobs.looks == 1
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda one: one,
+        copy.copy,
+        copy.deepcopy,
+        replace,
+        lambda one: pickle.loads(pickle.dumps(one)),
+        lambda one: RequestOutput(**asdict(one)),
+    ],
+    ids=["itself", "copy", "deepcopy", "replace", "pickle", "asdict"],
+)
+def test_an_earlier_output_does_not_grow(again):
+    request = Request("a", [1, 2], SamplingParams(logprobs=0), output=[3])
+    request.logprobs.append(TokenLogprob(3, -0.5))
+    kept = request.result([3])
+    request.output.append(4)
+    request.logprobs.append(TokenLogprob(4, -0.5))
+    found = again(kept)
+    request.output.append(5)
+    assert type(found.token_ids) is type(found.logprobs) is tuple
+    assert found.token_ids == (3,) and len(found.logprobs) == 1
+    assert found == kept and found != request.result([3])
+    assert hash(kept) == hash(replace(kept)) and "token_ids=(3,)" in repr(kept)
+
+
+def test_an_output_made_by_hand_needs_its_tokens_and_stays_as_it_is():
+    output = RequestOutput("a", (1,), (2, 3))
+    assert output.token_ids == (2, 3) and output.logprobs is None
+    with pytest.raises(FrozenInstanceError):
+        output.token_ids = ()
+    with pytest.raises(TypeError, match="token_ids"):
+        RequestOutput("a", (1,))
