@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import ref
+from weakref import getweakrefs, ref
 
 
 class KeptRun:
@@ -27,9 +27,7 @@ class KeptRun:
 
     def keep(self, key: Any, value: Any, *, owner: Any) -> None:
         """Hold `value`, instead of anything before, as long as `owner` lives."""
-        # The end of an owner must not keep this object, nor end what another one has left.
-        mine = ref(self)
-        self._held = key, value, ref(owner, lambda one: _let_go(mine(), one))
+        self._held = key, value, Tie(owner, self)
 
     def free(self) -> None:
         """Let go of everything."""
@@ -42,7 +40,35 @@ class KeptRun:
         return KeptRun()
 
 
-def _let_go(kept: KeptRun | None, owner: Any) -> None:
-    held = None if kept is None else kept.__dict__.get("_held")
-    if kept is not None and held is not None and held[2] is owner:
-        kept.free()
+def free_all_of(owner: Any) -> None:
+    """Let go of everything that is held as long as `owner` lives, whoever holds it."""
+    for tie in getweakrefs(owner):
+        if isinstance(tie, Tie):
+            tie.end()
+
+
+class Tie(ref[Any]):
+    """An owner, whose end is that of what is held for it.
+
+    Args:
+        owner: not kept alive; nor is the next one.
+        kept: holds it.
+    """
+
+    __slots__ = ("_kept",)
+    _kept: ref[KeptRun]
+
+    def __new__(cls, owner: Any, kept: KeptRun) -> Tie:
+        tie = super().__new__(cls, owner, cls.end)
+        tie._kept = ref(kept)
+        return tie
+
+    def __init__(self, owner: Any, kept: KeptRun) -> None:
+        """Do nothing: what a `ref` is, it is from `__new__` on."""
+
+    def end(self) -> None:
+        """Let go of what is held, but not of what another owner has left since."""
+        kept = self._kept()
+        held = None if kept is None else kept.__dict__.get("_held")
+        if kept is not None and held is not None and held[2] is self:
+            kept.free()

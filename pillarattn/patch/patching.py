@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from transformers.configuration_utils import PreTrainedConfig
 
 from pillarattn.config import KERNEL_CHOICES
+from pillarattn.decoding.kept_run import free_all_of
 from pillarattn.patch.compat import PreTrainedModel, check_version
 from pillarattn.patch.generate import PatchedGenerate
 from pillarattn.patch.preflight import preflight as run_preflight
@@ -80,11 +81,15 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
 
 
 def unpatch(model: M) -> M:
-    """Undo `patch`: the model's configs, `generate` and attribute names are what they were."""
+    """Undo `patch`: the model's configs, `generate` and attribute names are what they were.
+
+    Generators free what they have kept of its generations: caches and recorded passes.
+    """
     inner = inner_model(model)
     record = getattr(inner, RECORD, None)
     if record is not None:
         _restore(inner, record)
+        free_all_of(inner)
     return model
 
 

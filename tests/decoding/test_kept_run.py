@@ -7,7 +7,7 @@ import gc
 import pickle
 import weakref
 
-from pillarattn.decoding.kept_run import KeptRun
+from pillarattn.decoding.kept_run import KeptRun, free_all_of
 
 
 class Owner:
@@ -56,6 +56,21 @@ def test_it_ends_with_its_owner_and_keeps_nobody_alive():
     del kept
     gc.collect()
     assert gone() is None
+
+
+def test_all_that_is_held_for_an_owner_can_be_freed_at_once():
+    first, second, others = KeptRun(), KeptRun(), KeptRun()
+    owner, other = Owner(), Owner()
+    for kept in (first, second, others):
+        kept.keep("key", "owner's", owner=owner)
+    others.keep("key", "other's", owner=other)
+    free_all_of(owner)
+    assert first.take("key") is second.take("key") is None
+    assert others.take("key") == "other's"
+    first.keep("key", "again", owner=owner)
+    assert first.take("key") == "again"
+    free_all_of(owner)
+    free_all_of(Owner())
 
 
 def test_copies_begin_empty():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -218,3 +220,22 @@ def test_auto_model_from_config_and_back(tmp_path, tiny_model, prompt):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "patched")
     assert not is_patched(loaded)
     assert loaded(prompt(1, 8)).logits.equal(plain(prompt(1, 8)).logits)
+
+
+def test_unpatching_frees_what_generators_keep_of_the_model(
+    rehearsed, tiny_model, prompt, drafting
+):
+    model, other = (pillarattn.patch(tiny_model("llama")) for _ in range(2))
+    pillars, ids = [drafting() for _ in range(3)], prompt(1, 12)
+    for pillar in pillars:
+        model.generate(ids, **NEW, assistant=pillar)
+    other.generate(ids, **NEW, assistant=pillars[2])
+    before = [weakref.ref(passes.cache) for passes in rehearsed]
+    passes = [weakref.ref(passes) for passes in rehearsed]
+    rehearsed.clear()
+    gc.collect()
+    assert [one() is not None for one in before] == [True, True, False, True]
+    pillarattn.unpatch(model)
+    gc.collect()
+    assert [one() is not None for one in before] == [False, False, False, True]
+    assert [one() is not None for one in passes] == [False, False, False, True]
