@@ -128,6 +128,10 @@ class CostGate:
     def observe(self, done: ObservedRound) -> None:
         """Learn times and acceptance from a round."""
         outlook, costs = self.outlook, self.outlook.costs
+        if done.k and outlook.settles and done.s not in outlook.ran_shares:
+            # Selections of another size may have been compiled.
+            done = replace(done, is_settled=False)
+        outlook.ran_shares |= {done.s} if done.k else set()
         usual = self._expected(done)
         tells = done.is_usual and done.is_settled
         outlook.settles |= not done.is_settled
@@ -223,7 +227,7 @@ class CostGate:
         loss = hoped.seconds - hoped.tokens / plain
         goes_on = self._base is not None and hoped.hoped_rate > plain * GAIN
         is_wanted = bearable and (goes_on or trials.is_due(length))
-        if is_wanted and self._affords(PROBE_HOLD * loss, length, self._coming(hoped.k, length)):
+        if is_wanted and self._affords(PROBE_HOLD * loss, length, self._coming(hoped, length)):
             trials.begin(length, goes_on=goes_on)
             self._base = self._plain(length, 1, "speculation does not pay")
             self._reference = 1.0 / plain
@@ -256,7 +260,7 @@ class CostGate:
             other = self._neighbour(now, prospects, length)
             if other is not None:
                 loss = other.seconds - other.tokens / now.rate
-                coming = self._coming(other.k, length)
+                coming = self._coming(other, length)
                 if self._affords(PROBE_HOLD * loss, length, coming):
                     self._base = settled
                     self._reference = 1.0 / now.rate
@@ -274,7 +278,7 @@ class CostGate:
             and abs(ks.index(one.k) - at_k) <= 2
             and abs(ss.index(one.s) - at_s) <= 1
             and one.hoped_rate > now.rate
-            and self._coming(one.k, length) <= RISK * self._room / now.rate
+            and self._coming(one, length) <= RISK * self._room / now.rate
         ]
         known = self.outlook.costs.measured
 
@@ -295,13 +299,14 @@ class CostGate:
         every = CLOSE_EVERY if gain < CLOSE_GAIN else PLAIN_EVERY
         return is_far or self._since_plain >= every
 
-    def _coming(self, k: int, length: int) -> float:
-        """Return the seconds that a trial of k may lose to passes that run for the first times."""
-        return self.outlook.trials.coming(length, is_new=not self.outlook.costs.ran(k))
+    def _coming(self, one: Prospect, length: int) -> float:
+        """Return the seconds that a trial may lose to what runs for the first times in it."""
+        is_new = not self.outlook.costs.ran(one.k, one.s)
+        return self.outlook.trials.coming(length, is_new=is_new)
 
     def _bears(self, one: Prospect, plain: float, length: int) -> bool:
         """Whether a trial may fail entirely, with no draft accepted, and cost little of a call."""
-        loss = PROBE_HOLD * (one.seconds - 1 / plain) + self._coming(one.k, length)
+        loss = PROBE_HOLD * (one.seconds - 1 / plain) + self._coming(one, length)
         return loss <= RISK * self._room / plain
 
     def _affords(self, loss: float, length: int, coming: float = 0.0) -> bool:

@@ -48,6 +48,7 @@ class Outlook:
         costs: seconds of rounds.
         settles: whether first passes were seen to be slower than later ones, as where they are
             recorded.
+        ran_shares: shares that rounds drafted with.
         trials: what trials have cost, and when the next one is due.
     """
 
@@ -57,6 +58,7 @@ class Outlook:
         self.min_budget = min_budget
         self.costs = RoundCosts(min_budget)
         self.settles = False
+        self.ran_shares: set[float] = set()
         self.trials = Trials()
         self._acceptance: dict[float, PositionAcceptance] = {}
 

@@ -63,9 +63,12 @@ class RoundCosts:
         self._draft.setdefault(s, LengthCurve()).add(self.keys(s, length), draft / k)
         self._rest.setdefault(room, LengthCurve()).add(length, rest)
 
-    def ran(self, k: int) -> bool:
-        """Whether rounds whose verify passes are as wide as those of k were measured."""
-        return self._room(k) in self._rest
+    def ran(self, k: int, s: float) -> bool:
+        """Whether verify passes as wide as those of k were measured, and drafts of share s.
+
+        A selection of another size may have to be compiled.
+        """
+        return self._room(k) in self._rest and s in self._draft
 
     def measured(self, k: int, s: float) -> int:
         """Return how often both parts of such a round were measured."""

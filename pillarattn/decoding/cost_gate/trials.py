@@ -45,7 +45,7 @@ class Trials:
 
         Args:
             length: tokens of context.
-            is_new: whether no round had verify passes of its width yet.
+            is_new: whether no round had verify passes of its width yet, or drafts of its share.
         """
         is_near = self.told_at / RESHAPED <= length <= self.told_at * RESHAPED
         return SLOW_ROUNDS * self.slow if is_new or not is_near else 0.0

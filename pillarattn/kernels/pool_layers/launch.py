@@ -12,6 +12,8 @@ from pillarattn.kernels.block_sizes import power_of_two
 from pillarattn.kernels.pool_layers.triton_kernel import pool_kernel
 
 BLOCK = 512
+# Scores of a row begin at multiples of this.
+WIDE = 16
 # Query rows that are read at once, and layers of a launch: each is an argument of the kernel.
 MOST_LINES = 8
 MOST_LAYERS = 48
@@ -27,11 +29,13 @@ def pool_layers(
 ) -> Tensor:
     """Compute `kernels.pool_layers`; reads nothing on the host."""
     batch, heads, queries, _ = layers[0].shape
+    # Whole stretches of `WIDE`, whatever the context's length: one compiled kernel takes all.
+    width = -(-end // WIDE) * WIDE
     pooled = torch.empty(
-        len(layers) * batch, heads, end, dtype=torch.float32, device=layers[0].device
+        len(layers) * batch, heads, width, dtype=torch.float32, device=layers[0].device
     )
     if not pooled.numel():
-        return pooled
+        return pooled[..., :end]
     alike = [scores if scores.stride(3) == 1 else scores.contiguous() for scores in layers]
     # The layers of a model share one tensor of lengths, as a rule.
     is_shared = all(length is lengths[0] for length in lengths)
@@ -40,19 +44,19 @@ def pool_layers(
     with torch.cuda.device_of(layers[0]):
         for part in _parts(alike):
             count = len(part)
-            pool_kernel[(count * batch * heads, -(-end // BLOCK))](
+            pool_kernel[(count * batch * heads, -(-width // BLOCK))](
                 tuple(part),
                 every if is_shared else every[first * batch :],
                 rows.contiguous(),
                 pooled[first * batch :],
                 *part[0].stride()[:3],
                 0 if is_shared else batch,
-                batch, heads, queries, part[0].shape[3], end,
+                batch, heads, queries, part[0].shape[3], width,
                 VISIBLE=normalise == "visible",
                 LINES=min(power_of_two(queries), MOST_LINES), BLOCK=BLOCK,
             )  # fmt: skip
             first += count
-    return pooled
+    return pooled[..., :end]
 
 
 def _parts(layers: list[Tensor]) -> list[list[Tensor]]:

@@ -9,12 +9,12 @@ import triton.language as tl
 @triton.jit
 def pool_kernel(
     layers, lengths, rows, pooled, stride_sb, stride_sh, stride_sq, stride_l,
-    batch, heads, queries, size, end,
+    batch, heads, queries, size, width,
     VISIBLE: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum the counted rows of a tile of keys and divide; `layers` is a tuple of pointers.
 
-    All layers have the strides given; `lengths` of layer l begin at l * `stride_l`.
+    Rows of `pooled` are `width` long. All layers have the strides given; `lengths` of layer l begin at l * `stride_l`.
     """
     line = tl.program_id(0)
     h = line % heads
@@ -42,4 +42,4 @@ def pool_kernel(
     if VISIBLE:
         divisor = tl.minimum(tl.maximum(length - position, 1), queries)
     total = tl.where(position < length, total / divisor.to(tl.float32), 0.0)
-    tl.store(pooled + line.to(tl.int64) * end + position, total, mask=position < end)
+    tl.store(pooled + line.to(tl.int64) * width + position, total, mask=position < width)

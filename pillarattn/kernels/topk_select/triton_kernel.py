@@ -124,7 +124,8 @@ def _select_slowly(
         ties += more
 
 
-@triton.jit
+# The kept keys of growing contexts: whether they are a multiple of 16 makes no other kernel.
+@triton.jit(do_not_specialize=["capacity"])
 def _topk_kernel(
     scores,
     lengths,
@@ -269,7 +270,7 @@ def topk_select(
             scores.stride(0),
             scores.stride(1),
             kv_heads,
-            size,
+            _readable(scores),
             sink,
             capacity,
             SHIFT=_SHIFTS[scores.dtype],
@@ -282,5 +283,19 @@ def topk_select(
     return indices, counts
 
 
+def _readable(scores: Tensor) -> int:
+    """Return how many scores of each row may be read: whole stretches of 16 where memory has them.
+
+    What lies past a row's own is never chosen.
+    """
+    rows, heads, size = scores.shape
+    wide = -(-size // WIDE) * WIDE
+    last = scores.storage_offset() + (rows - 1) * scores.stride(0) + (heads - 1) * scores.stride(1)
+    held = scores.untyped_storage().nbytes() // scores.element_size()
+    return wide if last + wide <= held else size
+
+
+# Scores that are read at once begin at multiples of this.
+WIDE = 16
 # Low bits of an fp32 number that are zero where it holds one of this dtype.
 _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}

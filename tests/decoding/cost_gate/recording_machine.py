@@ -29,6 +29,7 @@ class RecordingMachine:
         slow: what a pass that is not settled takes, as a multiple.
         span: tokens of context after which plain and verify passes have another shape; 0: never.
         settles: whether drafts ever do.
+        compiles: seconds that the first selection of each share takes besides, unsaid.
     """
 
     plain: float
@@ -40,8 +41,16 @@ class RecordingMachine:
     settles: bool = True
     wide: float = 1.15
     noise: float = 0.02
+    compiles: float = 0.0
+    shares: set[float] = field(default_factory=set)
     passes: Counter[tuple[str, int]] = field(default_factory=Counter)
     proven: set[str] = field(default_factory=set)
+
+    def select(self, s: float) -> float:
+        """Return the seconds of a selection that are not those of its kind."""
+        is_new = s not in self.shares
+        self.shares.add(s)
+        return self.compiles if is_new else 0.0
 
     def run(self, kind: str, length: int) -> tuple[float, bool]:
         """Run a pass; return its seconds, and whether it was replayed."""
@@ -118,6 +127,7 @@ def call(
         kinds = ["draft"] * k + ["wide" if k > HALF else "half" if pace.collects or k else "plain"]
         ran = [machine.run(kind, longest) for kind in kinds]
         times = [seconds * draw.lognormvariate(0.0, machine.noise) for seconds, _ in ran]
+        times[-1] += machine.select(pace.s) if k else 0.0
         clock.draft, clock.rest = sum(times[:-1]), times[-1]
         settled = all(one for _, one in ran)
         accepted = []

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from pillarattn.decoding.cost_gate import Choice, CostGate, GateMemory, ObservedRound, Pace
+from pillarattn.decoding.cost_gate import FIRST_S, Choice, CostGate, GateMemory, ObservedRound, Pace
 from pillarattn.decoding.cost_gate.gate import MOST_REPEATS, SHORT_ROOM, WARM_ROUNDS
 from pillarattn.decoding.cost_gate.pace import MOST_UNSETTLED
 from pillarattn.decoding.cost_gate.trials import FIRST_WAIT, LAST_WAIT, Trials
@@ -77,6 +77,16 @@ def test_where_drafts_never_pay_they_are_paid_for_once(seed, tokens):
     for turn in range(learnt, 4):
         plain = settled_seconds(machine, 0, seed=100 * seed + turn, tokens=tokens)
         assert played[turn].seconds <= plain / 0.97
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_whose_selections_are_compiled_first_are_not_tried_for_nothing(seed):
+    """A selection of another size is another kernel: half a second where a step takes 7 ms."""
+    machine = one_row(compiles=0.9)
+    (*_, last), _ = calls_of(machine, 6, seed=seed, tokens=512)
+    plain = settled_seconds(machine, 0, seed=seed, tokens=512)
+    assert last.seconds <= plain / 0.97
+    assert machine.shares == {FIRST_S}
 
 
 def test_a_long_first_call_learns():
