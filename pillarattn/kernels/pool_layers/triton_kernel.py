@@ -14,7 +14,8 @@ def pool_kernel(
 ):  # fmt: skip
     """Sum the counted rows of a tile of keys and divide; `layers` is a tuple of pointers.
 
-    Rows of `pooled` are `width` long. All layers have the strides given; `lengths` of layer l begin at l * `stride_l`.
+    Rows of `pooled` are `width` long. All layers have the strides given; `lengths` of layer l begin
+    at l * `stride_l`.
     """
     line = tl.program_id(0)
     h = line % heads

@@ -28,9 +28,9 @@ class SelectTiles:
 def default_tiles(size: int, capacity: int) -> SelectTiles:
     """Return the tiles for rows of `size` scores of which up to `capacity` are kept.
 
-    A step has twice the kept keys, so that the bound is close, and is not shorter than need be: each
-    size is a kernel of its own to compile. Registers are limited so that seven
-    programs of 4 warps, or three of 8, run at once on a multiprocessor.
+    A step has twice the kept keys, so that the bound is close; short ones share a size, each of
+    which is a kernel to compile. Registers are limited so that seven programs of 4 warps, or three
+    of 8, run at once on a multiprocessor.
     """
     columns = max(64, min(max(power_of_two(2 * capacity), 2048), power_of_two(size), 16384))
     warps = max(4, min(columns // 512, 16))
