@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from pillarattn.engine.cuda_graph import GraphedPasses
+from pillarattn.engine.fused_passes import FusedPasses
 from pillarattn.engine.model_watch import EVERY
 from pillarattn.engine.request import SamplingParams
 from tests.engine.fused_cases import (
@@ -145,3 +147,43 @@ def test_what_is_added_in_the_middle_of_requests_is_seen_soon(tiny_model, prompt
     run.step()
     assert len(calls) == before
     run.abort_all()
+
+
+def test_passes_that_are_still_compared_are_not_recorded(
+    tiny_model, prompts, alone, rehearsing, monkeypatch
+):
+    """A recording would run both ways for ever; on a GPU it could not look at the logits."""
+    model = fresh(tiny_model)
+    run = engine_of(model, graphs=True)
+    settled, compared, replay, compare = [], [], GraphedPasses.run, FusedPasses._compared
+
+    def replayed(self, *given, **named):
+        settled.append(run.runner.fused.is_settled)
+        return replay(self, *given, **named)
+
+    def failing(self, *given):
+        compared.append(self)
+        if len(compared) < 4:
+            raise torch.OutOfMemoryError("no memory")
+        return compare(self, *given)
+
+    monkeypatch.setattr(GraphedPasses, "run", replayed)
+    run.add_request(prompts[1], SamplingParams(max_tokens=64))
+    for _ in range(12):
+        run.step()
+    assert settled and all(settled)
+    # Between two decoding steps: the next pass is compared, and is of a kind that is replayed.
+    state = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    run.reset_prefix_cache()
+    monkeypatch.setattr(FusedPasses, "_compared", failing)
+    settled.clear()
+    for _ in range(3):
+        with pytest.raises(torch.OutOfMemoryError):
+            run.step()
+    assert not settled and not run.runner.fused.is_settled
+    outputs = []
+    while run.has_unfinished:
+        outputs += run.step()
+    assert outputs[-1].token_ids == alone(prompts[1], 64)
+    assert len(compared) == 4 and len(settled) > 10 and all(settled)
