@@ -37,6 +37,11 @@ def mixed_attention(
     softcap: float | None,
     sinks: Tensor | None,
     lse: Tensor | None = None,
+    kept_lse: Tensor | None = None,
+    kept_place: Tensor | None = None,
+    scores: Tensor | None = None,
+    score_place: Tensor | None = None,
+    first_place: Tensor | None = None,
     tiles: MixedTiles | None = None,
     work: WorkList | None = None,
     slots: Tensor | None = None,
@@ -73,27 +78,46 @@ def mixed_attention(
         indices, slots = (t if t.stride(2) == 1 else t.contiguous() for t in (indices, slots))
     if block_table.stride(1) != 1 and block_table.shape[1] > 1:
         block_table = block_table.contiguous()
-    pairs = len(lengths) * kv_heads
+    known, sizes = _known(kept_lse, kept_place, scores, score_place)
+    taken = tiles.taken_rows(group)
     options = {
         "G": group, "HEADS": heads, "DV": value_dim, "BLOCK_DV": padded(value_dim),
         "HAS_SINKS": sinks is not None, "HAS_LSE": lse is not None,
+        "HAS_KEPT": kept_lse is not None,
     }  # fmt: skip
     with torch.cuda.device_of(query):
         mixed_kernel[(programs_of(tiles, query.device),)](
             query, key_pool, value_pool, row_starts, lengths, block_table, indices, slots, counts,
             tail_start, sinks, work.items, work.starts, work.splits, out, part, part_lse, lse,
+            *known, first_place,
             *query.stride()[:2], *key_pool.stride()[:2], *value_pool.stride()[:2],
             block_table.stride(0), *indices.stride()[:2], *slots.stride()[:2], *out.stride()[:2],
-            pairs, kv_heads, rows, scale * LOG2E, 0.0 if softcap is None else softcap,
+            *sizes, len(lengths) * kv_heads, kv_heads, rows,
+            scale * LOG2E, 0.0 if softcap is None else softcap,
             0 if window is None else window, tiles.split,
-            D=dim, BLOCK=block_size, FEW_M=tiles.few_rows, BLOCK_M=tiles.block_rows,
-            BLOCK_N=tiles.block_keys, BLOCK_D=padded(dim), STAGES=tiles.stages,
+            D=dim, BLOCK=block_size, FEW_M=tiles.few_rows, BLOCK_M=tiles.block_rows, TAKEN_M=taken,
+            BLOCK_N=tiles.block_keys, BLOCK_D=padded(dim), BLOCK_I=padded(-(-taken // group)),
+            STAGES=tiles.stages, SCORED_N=tiles.scored_keys or tiles.block_keys,
+            SCORED_STAGES=tiles.scored_stages or tiles.stages,
             HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
+            HAS_FIRST=first_place is not None,
             num_warps=tiles.warps, num_stages=tiles.stages, **options,
         )  # fmt: skip
         if most > 1:
             combine_kernel[(rows, heads)](
-                part, part_lse, work.owners, work.splits, sinks, out, lse, *out.stride()[:2],
-                rows, kv_heads, BLOCK_SPLITS=BLOCK_SPLITS, num_warps=2, **options,
+                part, part_lse, work.owners, work.splits, sinks, out, lse, *known[:2],
+                *out.stride()[:2], rows, kv_heads, sizes[-1], BLOCK_SPLITS=BLOCK_SPLITS,
+                num_warps=2, **options,
             )  # fmt: skip
     return out
+
+
+def _known(
+    kept_lse: Tensor | None, kept_place: Tensor | None, scores: Tensor | None,
+    score_place: Tensor | None,
+) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:  # fmt: skip
+    """Return what the kernel takes of known normalisers: tensors, then strides and sizes."""
+    if kept_lse is None or kept_place is None or scores is None or score_place is None:
+        return (None,) * 4, (0,) * 6
+    tensors = kept_lse, kept_place.contiguous(), scores, score_place.contiguous()
+    return tensors, (*scores.stride()[:3], *scores.shape[2:], kept_lse.shape[1])

@@ -10,6 +10,9 @@ from torch import Tensor
 from pillarattn.kernels.mixed_attention.work_list import WorkList
 from pillarattn.kernels.softmax import accumulation_dtype, attention_probabilities, log_sum_exp
 
+# A normaliser that is far off gives no share beyond this: fp16 holds it.
+LARGEST_SHARE = 2.0**15
+
 
 def mixed_attention(
     query: Tensor,
@@ -28,6 +31,11 @@ def mixed_attention(
     softcap: float | None,
     sinks: Tensor | None,
     lse: Tensor | None = None,
+    kept_lse: Tensor | None = None,
+    kept_place: Tensor | None = None,
+    scores: Tensor | None = None,
+    score_place: Tensor | None = None,
+    first_place: Tensor | None = None,
     work: WorkList | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
@@ -35,7 +43,10 @@ def mixed_attention(
     kv_heads, device = key_pool.shape[1], query.device
     group, dtype = query.shape[1] // kv_heads, accumulation_dtype(query.dtype)
     out = query.new_empty(*query.shape[:2], value_pool.shape[2])
-    bounds = row_starts.tolist()
+    bounds, first = row_starts.tolist(), 0 if first_place is None else int(first_place)
+    nowhere = [0] * len(lengths)
+    kept_at = nowhere if kept_place is None else kept_place.tolist()
+    scored_at = nowhere if score_place is None else score_place.tolist()
     for b, length in enumerate(lengths.tolist()):
         rows = slice(bounds[b], bounds[b + 1])
         own = torch.arange(length - (rows.stop - rows.start), length, device=device)
@@ -54,9 +65,17 @@ def mixed_attention(
             logits = logits[None, None]
             mass = attention_probabilities(logits.clone(), visible=visible, **given)[0, 0]
             out[rows, heads] = (mass @ values).transpose(0, 1).to(out.dtype)
-            if lse is not None:
-                found = log_sum_exp(logits, visible=visible, **given)[0, 0]
-                lse[rows, heads] = found.transpose(0, 1).to(lse.dtype)
+            keeps = kept_lse is not None and kept_at[b] > 0
+            if lse is not None or keeps:
+                found = log_sum_exp(logits, visible=visible, **given)[0, 0].transpose(0, 1)
+                if lse is not None:
+                    lse[rows, heads] = found.to(lse.dtype)
+                if kept_lse is not None and keeps:
+                    kept_lse[b, kept_at[b] - 1, heads] = found[0].to(kept_lse.dtype)
+            if kept_lse is not None and scores is not None and scored_at[b] > 0:
+                shares = _shares(logits[0, 0], visible, kept_lse[b, :, heads], softcap)
+                place = scores[first + scored_at[b] - 1, h]
+                place[: shares.shape[0], :length] = shares.to(scores.dtype)
     return out
 
 
@@ -66,3 +85,17 @@ def _positions(chosen: Tensor, count: int, tail: int, length: int) -> Tensor:
         return torch.arange(length, device=chosen.device)
     rest = torch.arange(tail, max(length, tail), device=chosen.device)
     return torch.cat([chosen[:count].long(), rest])
+
+
+def _shares(logits: Tensor, visible: Tensor, kept: Tensor, softcap: float | None) -> Tensor:
+    """Return what rows pay to keys by kept normalisers `[W, G]`, averaged over the group.
+
+    Shapes: logits `[G, rows, keys]`, visible and the result `[rows, keys]`.
+    """
+    rows = logits.shape[1]
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    line = torch.arange(rows, device=kept.device).clamp_max(max(rows - 2, 0))
+    known = kept[line].T.unsqueeze(-1).to(logits.dtype)
+    shares = (logits - known).exp().clamp_max(LARGEST_SHARE)
+    return shares.masked_fill(~(visible & known.isfinite()), 0.0).mean(dim=0)

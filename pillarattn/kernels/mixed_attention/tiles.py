@@ -27,6 +27,8 @@ class MixedTiles:
             begin at its multiples whatever else is in the batch.
         programs: programs that walk the work list; None is `PROGRAMS` for each multiprocessor.
         warps, stages: per program, and depth of the load pipeline.
+        scored_keys, scored_stages: the same of requests whose rows are scored; None: no others.
+            A step then takes room for its weights, beside the keys on their way.
     """
 
     few_rows: int = 16
@@ -36,13 +38,20 @@ class MixedTiles:
     programs: int | None = None
     warps: int = 4
     stages: int = 3
+    scored_keys: int | None = None
+    scored_stages: int | None = None
+
+    def taken_rows(self, group: int) -> int:
+        """Return the packed rows that a block takes: it cuts no query row's group if it can."""
+        return self.block_rows // group * group or self.block_rows
 
 
 def default_tiles(query: Tensor, key_pool: Tensor, value_pool: Tensor) -> MixedTiles:
     """Return tiles whose steps in flight fit the shared memory of a Hopper GPU."""
     if query.dtype == torch.float32:
         # fp32 products run without matrix units: large tiles only take registers.
-        return MixedTiles(block_rows=16, block_keys=16, stages=2)
+        group = query.shape[1] // key_pool.shape[1]
+        return MixedTiles(block_rows=min(padded(group), 64), block_keys=16, stages=2)
     widest = max(padded(key_pool.shape[2]), padded(value_pool.shape[2]))
     if widest <= NARROW:
         # One in nine requests of the unified schedule verifies nine rows; of up to three heads a
@@ -55,7 +64,11 @@ def default_tiles(query: Tensor, key_pool: Tensor, value_pool: Tensor) -> MixedT
     # three overlap nothing: the next keys are asked for when the last ones have been used.
     for keys, stages in ((64, 3), (32, 3)):
         if step * keys * stages <= 96 * 1024:
-            return MixedTiles(block_keys=keys, stages=stages)
+            # As much on its way in smaller steps, which leave room for scores: with more shared
+            # memory one program alone would fit a multiprocessor.
+            return MixedTiles(
+                block_keys=keys, stages=stages, scored_keys=keys // 2, scored_stages=2 * stages - 1
+            )
     return MixedTiles(block_keys=16, stages=2)
 
 

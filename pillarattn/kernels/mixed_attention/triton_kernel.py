@@ -20,30 +20,38 @@ def _entry_of(slots, table, place, count, tail, last, BLOCK: tl.constexpr):
 @triton.jit
 def _attend(
     query, keys, values, indices, slots, table, sinks, out, part, part_lse, lse,
-    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+    kept_lse, kept_at, scores,
+    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
     first_row, rows, length, count, tail, head, block, split, splits, all_rows,
-    scale_log2, softcap, window, split_places,
+    score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
     G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, TAKEN_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_LSE: tl.constexpr,
+    HAS_LSE: tl.constexpr, HAS_KEPT: tl.constexpr, IS_SCORED: tl.constexpr,
 ):  # fmt: skip
     """Attend with one block of a request's packed rows to one stretch of its reading list."""
-    packed = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    line = tl.arange(0, BLOCK_M)
+    packed = block * TAKEN_M + line
     real = packed < rows * G
+    if TAKEN_M < BLOCK_M:
+        real = real & (line < TAKEN_M)
     i = packed // G
     query_head = head * G + packed % G
     own = length - rows + i
-    lowest = length - rows + (block * BLOCK_M) // G
-    highest = length - rows + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // G, rows - 1)
+    lowest = length - rows + (block * TAKEN_M) // G
+    highest = length - rows + tl.minimum((block * TAKEN_M + TAKEN_M - 1) // G, rows - 1)
     first = split * split_places
-    total = tl.where(
-        count < 0, tl.minimum(highest + 1, length), count + tl.maximum(length - tail, 0)
-    )
+    if IS_SCORED:
+        # What no row sees is scored too, with 0.
+        total = length
+    else:
+        total = tl.where(
+            count < 0, tl.minimum(highest + 1, length), count + tl.maximum(length - tail, 0)
+        )
     last = tl.minimum(total, first + split_places)
     newest = tl.where(count < 0, own, total)
-    if HAS_WINDOW:
+    if HAS_WINDOW and not IS_SCORED:
         # Only where places are positions; steps start at multiples of their size.
         oldest = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
         first = tl.where(count < 0, tl.maximum(first, oldest), first)
@@ -57,6 +65,21 @@ def _attend(
         mask=real[:, None] & (columns < D)[None, :],
         other=0.0,
     )
+    if IS_SCORED:
+        # Rows past the drafted ones take the normaliser of the one before.
+        drafted = tl.minimum(i, tl.maximum(rows - 2, 0))
+        known = tl.load(
+            kept_lse + drafted * HEADS + query_head,
+            mask=real & (drafted < kept_width),
+            other=float("inf"),
+        )
+        # One that is not finite gives no share; NaN is below nothing.
+        known = tl.where(tl.abs(known) < float("inf"), known * 1.4426950408889634, float("inf"))
+        pool_line = tl.arange(0, BLOCK_I)
+        pooled_row = block * (TAKEN_M // G) + pool_line
+        is_pooled = (line // G)[None, :] == pool_line[:, None]
+        written = (pooled_row < rows) & (pooled_row < score_rows) & (pool_line < TAKEN_M // G)
+        score_line = scores + pooled_row.to(tl.int64) * stride_si
     best = tl.full([BLOCK_M], -float("inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -113,8 +136,19 @@ def _attend(
         weights = tl.exp2(logits - base[:, None])
         shrink = tl.exp2(best - base)
         weight = weight * shrink + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        weights = weights.to(v.dtype)
+        acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
         best = peak
+        if IS_SCORED:
+            # 2**15 is within fp16, which the factors are multiplied in.
+            factor = tl.exp2(tl.minimum(base - known, 15.0))
+            pool = tl.where(is_pooled, factor[None, :], 0.0).to(v.dtype)
+            share = tl.dot(pool, weights, input_precision="ieee") / G
+            tl.store(
+                score_line[:, None] + place[None, :],
+                share,
+                mask=written[:, None] & (inside & (place < score_size))[None, :],
+            )
 
     seen = weight > 0.0
     if splits == 1:
@@ -133,10 +167,14 @@ def _attend(
             acc.to(out.dtype.element_ty),
             mask=real[:, None] & (value_columns < DV)[None, :],
         )  # fmt: skip
-        if HAS_LSE:
+        if HAS_LSE or HAS_KEPT:
             end = (base + tl.log2(tl.where(seen, weight, 1.0))) * 0.6931471805599453
             end = tl.where(seen, end, -float("inf"))
+        if HAS_LSE:
             tl.store(lse + row * HEADS + query_head, end, mask=real)
+        if HAS_KEPT:
+            is_kept = (i == 0) & (kept_at > 0) & (kept_at <= kept_width)
+            tl.store(kept_lse + (kept_at - 1) * HEADS + query_head, end, mask=is_kept)
     else:
         place = (split * all_rows + row) * HEADS + query_head
         end = tl.where(seen, best + tl.log2(tl.where(seen, weight, 1.0)), -float("inf"))
@@ -153,13 +191,18 @@ def _attend(
 def mixed_kernel(
     query, key_pool, value_pool, row_starts, lengths, block_table, indices, slots, counts,
     tail_start, sinks, items, starts, splits, out, part, part_lse, lse,
+    kept_lse, kept_place, scores, score_place, first_place,
     stride_qt, stride_qh, stride_ks, stride_kh, stride_vs, stride_vh, stride_tb, stride_ib,
-    stride_ih, stride_lb, stride_lh, stride_ot, stride_oh,
+    stride_ih, stride_lb, stride_lh, stride_ot, stride_oh, stride_sv, stride_sh, stride_si,
+    score_rows, score_size, kept_width,
     pairs, kv_heads, all_rows, scale_log2, softcap, window, split_places,
     G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK: tl.constexpr, FEW_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, STAGES: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_LSE: tl.constexpr,
+    BLOCK: tl.constexpr, FEW_M: tl.constexpr, BLOCK_M: tl.constexpr, TAKEN_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SCORED_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr,
+    SCORED_STAGES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_LSE: tl.constexpr, HAS_KEPT: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Walk the items of the work list, every program its share."""
     for item in range(tl.program_id(0), tl.load(starts + pairs), tl.num_programs(0)):
@@ -174,7 +217,7 @@ def mixed_kernel(
         pieces = tl.load(splits + pair)
         # Blocks of rows that read the same keys come one after the other.
         few = rows * G <= FEW_M
-        blocks = tl.where(few, 1, (rows * G + BLOCK_M - 1) // BLOCK_M)
+        blocks = tl.where(few, 1, (rows * G + TAKEN_M - 1) // TAKEN_M)
         local = item - tl.load(starts + pair)
         block = local % blocks
         split = local // blocks
@@ -183,31 +226,76 @@ def mixed_kernel(
         chosen = indices + b * stride_ib + head.to(tl.int64) * stride_ih
         listed = slots + b * stride_lb + head.to(tl.int64) * stride_lh
         table = block_table + b * stride_tb
-        if few:
+        if HAS_KEPT:
+            kept = kept_lse + b * kept_width * HEADS
+            kept_at = tl.load(kept_place + b).to(tl.int32)
+            place = tl.load(score_place + b).to(tl.int64)
+            if HAS_FIRST:
+                first_scored = tl.load(first_place).to(tl.int64)
+                line = scores + (first_scored + place - 1) * stride_sv
+            else:
+                line = scores + (place - 1) * stride_sv
+            line += head.to(tl.int64) * stride_sh
+            # A loop of its own: those that are not scored pay nothing.
+            if place > 0:
+                _attend(
+                    query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
+                    kept, 0, line,
+                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
+                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                    score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
+                    G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, SCORED_N, BLOCK_D, BLOCK_DV,
+                    BLOCK_I, SCORED_STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, True,
+                )  # fmt: skip
+            elif few:
+                _attend(
+                    query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
+                    kept, kept_at, line,
+                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
+                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                    score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
+                    G, HEADS, D, DV, BLOCK, FEW_M, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV,
+                    BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, True, False,
+                )  # fmt: skip
+            else:
+                _attend(
+                    query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
+                    kept, kept_at, line,
+                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
+                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                    score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
+                    G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, BLOCK_N, BLOCK_D, BLOCK_DV,
+                    BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, True, False,
+                )  # fmt: skip
+        elif few:
             _attend(
                 query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
-                stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+                None, 0, None,
+                stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
                 first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
-                scale_log2, softcap, window, split_places,
-                G, HEADS, D, DV, BLOCK, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES,
-                HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE,
+                score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
+                G, HEADS, D, DV, BLOCK, FEW_M, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV,
+                BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, False,
             )  # fmt: skip
         else:
             _attend(
                 query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
-                stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+                None, 0, None,
+                stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
                 first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
-                scale_log2, softcap, window, split_places,
-                G, HEADS, D, DV, BLOCK, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES,
-                HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE,
+                score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
+                G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, BLOCK_N, BLOCK_D, BLOCK_DV,
+                BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, False,
             )  # fmt: skip
 
 
 @triton.jit
 def combine_kernel(
-    part, part_lse, owners, splits, sinks, out, lse, stride_ot, stride_oh, all_rows, kv_heads,
+    part, part_lse, owners, splits, sinks, out, lse, kept_lse, kept_place,
+    stride_ot, stride_oh, all_rows, kv_heads, kept_width,
     G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+    HAS_KEPT: tl.constexpr,
 ):  # fmt: skip
     """Weigh the splits of one row and head by their log-sum-exps, in their order."""
     row = tl.program_id(0).to(tl.int64)
@@ -252,6 +340,12 @@ def combine_kernel(
             acc.to(out.dtype.element_ty),
             mask=columns < DV,
         )
-        if HAS_LSE:
+        if HAS_LSE or HAS_KEPT:
             end = (peak + tl.log2(tl.where(seen, total, 1.0))) * 0.6931471805599453
-            tl.store(lse + place, tl.where(seen, end, -float("inf")))
+            end = tl.where(seen, end, -float("inf"))
+        if HAS_LSE:
+            tl.store(lse + place, end)
+        if HAS_KEPT:
+            kept_at = tl.load(kept_place + owner).to(tl.int32)
+            kept = (owner.to(tl.int64) * kept_width + kept_at - 1) * HEADS + head
+            tl.store(kept_lse + kept, end, mask=(kept_at > 0) & (kept_at <= kept_width))

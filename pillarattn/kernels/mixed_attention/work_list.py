@@ -66,9 +66,8 @@ def make_work_list(
     places = torch.where(counts < 0, whole, counts + tail)
     splits = (-(-places // tiles.split)).clamp(1, most)
     packed = owned * group
-    blocks = torch.where(
-        packed <= tiles.few_rows, packed.clamp_max(1), -(-packed // tiles.block_rows)
-    )
+    taken = tiles.taken_rows(group)
+    blocks = torch.where(packed <= tiles.few_rows, packed.clamp_max(1), -(-packed // taken))
     sizes = (splits * blocks).flatten()
     # Short keys: a radix sort takes a pass over them for each few bits.
     longest = places.clamp_max(min(tiles.split, 2**15 - 1)).to(torch.int16)
@@ -77,7 +76,7 @@ def make_work_list(
     starts = torch.empty(batch * kv_heads + 1, dtype=torch.int32, device=lengths.device)
     starts[order] = (ends - sizes[order]).to(torch.int32)
     starts[-1:] = ends[-1:]
-    room = kv_heads * most * (batch + rows * group // tiles.block_rows)
+    room = kv_heads * most * (batch + rows * group // taken)
     numbers = torch.arange(room, device=lengths.device)
     items = order[torch.searchsorted(ends, numbers, right=True).clamp_max_(len(order) - 1)]
     line = torch.arange(rows, device=lengths.device, dtype=row_starts.dtype)

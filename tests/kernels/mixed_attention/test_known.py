@@ -1,0 +1,209 @@
+"""Row scores out of the pass by normalisers that are known, reference and Triton, against fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pillarattn.kernels import mixed_attention
+from pillarattn.kernels.mixed_attention.tiles import MixedTiles
+from tests.kernels.attention_cases import assert_near
+from tests.kernels.mixed_attention.cases import NAN, Part, make, truth
+
+# Drafts of one split and of several, requests that are scored, of several blocks of rows too, one
+# that is not, and one without rows.
+PARTS = [
+    Part(40, keep=9), Part(70, rows=5), Part(90, keep=70), Part(50, rows=14), Part(33, rows=6),
+    Part(9, rows=0), Part(20, rows=1), Part(60, rows=2),
+]  # fmt: skip
+KEPT = [3, 0, 1, 0, 0, 0, 0, 0]
+SCORED = [0, 2, 0, 1, 0, 0, 4, 3]
+WIDTH, FIRST = 13, 2
+LAYOUTS = {
+    "page 1, G1": {"block": 1, "group": 1, "kv_heads": 1},
+    "page 16, G3, D24": {"block": 16, "group": 3, "dim": 24, "value_dim": 40},
+    "page 64, G4": {"block": 64, "group": 4},
+    "page 16, G5, D64": {"block": 16, "group": 5, "dim": 64, "value_dim": 64},
+}
+OPTIONS = {
+    "plain": {},
+    "window": {"window": 11},
+    "softcap and scale": {"softcap": 2.0, "scale": 0.4},
+    "sinks": {"sinks": True},
+}
+TINY = MixedTiles(few_rows=16, block_rows=32, block_keys=16, split=32, programs=3, stages=2)
+
+
+def given(case, *, spread=0.5, seed=3):
+    """Return what the op takes for scores: normalisers near the rows' own, and memory of NaN."""
+    device, batch = case["query"].device, len(case["lengths"])
+    heads, kv_heads = case["query"].shape[1], case["key_pool"].shape[1]
+    gen = torch.Generator().manual_seed(seed)
+    kept = torch.randn(batch, WIDTH, heads, generator=gen) * spread + 3.5
+    longest = int(case["lengths"].max())
+    return {
+        "kept_lse": kept.to(device), "kept_place": torch.tensor(KEPT, device=device),
+        "scores": torch.full((8, kv_heads, 14, longest + 1), NAN, device=device),
+        "score_place": torch.tensor(SCORED, device=device),
+        "first_place": torch.tensor([FIRST], device=device),
+    }  # fmt: skip
+
+
+def shares(case, b, kept, dtype, *, scale=None, window=None, softcap=None, sinks=None):
+    """Return the scores `[Hkv, rows, length]` of a request in `dtype`, one head at a time."""
+    block, heads, kv_heads = case["block_size"], case["query"].shape[1], case["key_pool"].shape[1]
+    first, end = case["row_starts"][b : b + 2].tolist()
+    rows, length = end - first, int(case["lengths"][b])
+    places = torch.arange(length, device=case["query"].device)
+    own = length - rows + torch.arange(rows, device=places.device).unsqueeze(1)
+    hidden = places > own
+    if window is not None:
+        hidden = hidden | (places <= own - window)
+    slots = case["block_table"][b].long()[places // block] * block + places % block
+    found = torch.zeros(kv_heads, rows, length, dtype=dtype, device=places.device)
+    for head in range(heads):
+        h = head // (heads // kv_heads)
+        logits = case["query"][first:end, head].to(dtype) @ case["key_pool"][slots, h].to(dtype).T
+        logits = logits * (case["query"].shape[2] ** -0.5 if scale is None else scale)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        for i in range(rows):
+            ends = kept[b, i if i < max(rows - 1, 1) else rows - 2, head]
+            line = (logits[i] - ends.to(dtype)).exp()
+            found[h, i] += line.masked_fill(hidden[i], 0.0) / (heads // kv_heads)
+    return found
+
+
+def check(case, attend, options, dtype=torch.float32, **known):
+    options = dict(options)
+    if "sinks" in options:
+        heads = case["query"].shape[1]
+        options["sinks"] = torch.linspace(-1, 2, heads, device=case["query"].device)
+    known = given(case) | known
+    before, exact, ends = known["kept_lse"].clone(), *truth(case, torch.float64, **options)
+    out = attend(**case, **options, **known)
+    assert (out[: len(exact)].double() - exact).abs().max() < 16 * torch.finfo(dtype).eps
+    starts, left = case["row_starts"].tolist(), known["scores"]
+    for b, n in enumerate(known["score_place"].tolist()):
+        if n:
+            place, rows, length = FIRST + n - 1, PARTS[b].rows, PARTS[b].length
+            want = shares(case, b, before, torch.float64, **options)
+            rival = shares(case, b, before, dtype, **options)
+            assert_near(left[place, :, :rows, :length], want, rival, dtype)
+            left[place, :, :rows, :length] = NAN
+    # Nothing else was written to.
+    assert left.isnan().all()
+    for b, n in enumerate(known["kept_place"].tolist()):
+        if n:
+            torch.testing.assert_close(
+                known["kept_lse"][b, n - 1].double(), ends[starts[b]], rtol=1e-5, atol=1e-5
+            )
+            known["kept_lse"][b, n - 1] = before[b, n - 1]
+    assert torch.equal(known["kept_lse"], before)
+
+
+def by(implementation):
+    return lambda **named: mixed_attention(**named, implementation=implementation)
+
+
+def tiny(**named):
+    from pillarattn.kernels.mixed_attention.launch import mixed_attention as launch
+
+    settings = {"window": None, "softcap": None, "sinks": None, "lse": None}
+    return launch(**{"scale": named["query"].shape[2] ** -0.5, **settings, **named}, tiles=TINY)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_reference_matches_fp64(layout, options) -> None:
+    check(make(PARTS, **LAYOUTS[layout]), by("reference"), OPTIONS[options])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_triton_matches_fp64(layout, triton_dtype, triton_device) -> None:
+    if triton_device.type == "cpu" and triton_dtype != torch.float32 and layout != "page 64, G4":
+        pytest.skip("one layout is enough for a second dtype of the interpreter")
+    case = make(PARTS, **LAYOUTS[layout], dtype=triton_dtype, device=triton_device)
+    check(case, by("triton"), {}, triton_dtype)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("layout", ["page 1, G1", "page 16, G3, D24"])
+def test_splits_and_blocks_of_rows_agree_with_fp64(layout, options, triton_device) -> None:
+    case = make(PARTS, **LAYOUTS[layout], device=triton_device, tail=20, spare_rows=2)
+    check(case, tiny, OPTIONS[options])
+
+
+def test_without_a_first_place_scores_begin_at_the_first(triton_device) -> None:
+    case = make(PARTS, device=triton_device)
+    known, further = given(case), given(case)
+    tiny(**case, **known | {"first_place": None})
+    tiny(**case, **further)
+    assert torch.equal(known["scores"][:4].nan_to_num(), further["scores"][2:6].nan_to_num())
+    assert known["scores"][4:].isnan().all()
+
+
+FAR = [(-100.0, 2.0**15), (100.0, 1e-30), (NAN, 0.0), (float("inf"), 0.0), (-float("inf"), 0.0)]
+
+
+def check_far(attend, kept, most, device="cpu"):
+    """Of one row and head the normaliser is far off: its shares alone are others, and bounded."""
+    case = make(PARTS, device=device)
+    known = given(case)
+    known["kept_lse"][1, 1, 2] = kept
+    near = known["kept_lse"].clone()
+    attend(**case, **known)
+    found = known["scores"][FIRST + 1, :, :5, :70]
+    assert found.isfinite().all()
+    # Without that head, which is the first KV head's.
+    near[1, 1, 2] = 1e4
+    rest = found - shares(case, 1, near, torch.float64).float()
+    assert rest[0, 1].min() >= -1e-6
+    assert rest[0, 1].max() <= most + 1e-6
+    rest[0, 1] = 0.0
+    assert rest.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("kept", "most"), FAR)
+def test_reference_stays_finite(kept, most) -> None:
+    check_far(by("reference"), kept, most)
+
+
+@pytest.mark.parametrize(("kept", "most"), FAR)
+def test_triton_stays_finite(kept, most, triton_device) -> None:
+    check_far(tiny, kept, most, triton_device)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kept_place": None}, "must be given together"),
+        ({"scores": None, "kept_lse": None, "kept_place": None, "score_place": None},
+         "first_place only with them"),
+        ({"kept_lse": lambda t: t.double()}, "must be fp32, got torch.float64"),
+        ({"kept_lse": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)}, "contiguous"),
+        ({"scores": lambda t: t[:, :1]}, r"scores must have shape \[V, Hkv, Q, S\]"),
+        ({"scores": lambda t: t[:, :, :13]}, "no room for 14 rows"),
+        ({"scores": lambda t: t[:5]}, r"at places \[4, 3, 6, 5\]"),
+        ({"kept_lse": lambda t: t[:, :12].contiguous()}, "no room for 14 rows"),
+        ({"kept_place": lambda t: t * 5}, r"kept_place must be in 0..13"),
+        ({"kept_place": lambda t: t.flip(0)}, "only where a request has one row"),
+        ({"score_place": lambda t: t + 1}, "a request that is scored must read everything"),
+        ({"first_place": lambda t: t.repeat(2)}, r"first_place must have shape \[1\]"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named(changes, message) -> None:
+    case = make(PARTS)
+    known = given(case)
+    for name, change in changes.items():
+        known[name] = change(known[name]) if callable(change) else change
+    with pytest.raises(ValueError, match=message):
+        mixed_attention(**case, **known)
+
+
+def test_groups_that_fit_no_block_are_left_to_the_reference() -> None:
+    from pillarattn.kernels.mixed_attention.known import score_limits
+
+    query, pool = torch.zeros(1, 71, 64, dtype=torch.bfloat16), torch.zeros(16, 1, 64)
+    assert "71 query heads a KV head" in score_limits(query, pool, pool)
+    assert score_limits(query[:, :64], pool, pool) is None
