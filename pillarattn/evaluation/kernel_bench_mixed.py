@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,9 @@ class MixedCell(Cell):
 
     def call(self, given: dict[str, Any], tiles: Any) -> Call:
         """Run one layer; the work list and the slots are the step's and made before."""
+        return self._layer(given, tiles)
+
+    def _layer(self, given: dict[str, Any], tiles: Any, **more: Any) -> Call:
         from pillarattn.kernels.mixed_attention.launch import mixed_attention
         from pillarattn.kernels.mixed_attention.tiles import default_tiles
         from pillarattn.kernels.mixed_attention.work_list import (
@@ -101,11 +105,14 @@ class MixedCell(Cell):
         most = most_splits(given["block_table"], BLOCK, tiles)
         work = make_work_list(len(given["query"]), **named, group=GROUP, tiles=tiles, most=most)
         slots = slots_of(given["indices"], given["block_table"], BLOCK)
-        return lambda: mixed_attention(**given, **OPTIONS, work=work, slots=slots)
+        return lambda: mixed_attention(**given, **OPTIONS, **more, work=work, slots=slots)
 
     def error(self, given: dict[str, Any], tiles: Any) -> float:
         """Check the first request, which verifies, and the last, which drafts."""
         out: Any = self.call(given, tiles)()
+        return self._output_error(given, out)
+
+    def _output_error(self, given: dict[str, Any], out: Tensor) -> float:
         errors = []
         for b in {0, self.batch - 1}:
             first, end = given["row_starts"][b : b + 2].tolist()
@@ -169,3 +176,80 @@ class MixedCell(Cell):
         slots = given["block_table"][b].long()[places // BLOCK] * BLOCK + places % BLOCK
         pools = (given["key_pool"], given["value_pool"])
         return [pool[slots] if h is None else pool[slots, h] for pool in pools]
+
+
+@dataclass(frozen=True)
+class ScoredMixedCell(MixedCell):
+    """The same step where those that verify leave row scores, by what drafts have left."""
+
+    @property
+    def bytes(self) -> int:
+        """Row scores too, fp32."""
+        return super().bytes + self._scores_size * 4
+
+    @property
+    def _scores_size(self) -> int:
+        return self.verifying * KV_HEADS * (DRAFTS + 1) * self.length
+
+    def call(self, given: dict[str, Any], tiles: Any) -> Call:
+        """Run one layer, which returns outputs and scores."""
+        known = self._known()
+        attend = self._layer(given, tiles, **known)
+        return lambda: (attend(), known["scores"])
+
+    def error(self, given: dict[str, Any], tiles: Any) -> float:
+        """Check the output, and all scores of the first request."""
+        left: Any = self.call(given, tiles)()
+        rows, errors = DRAFTS + 1, [self._output_error(given, left[0])]
+        own = torch.arange(self.length - rows, self.length, device=base.DEVICE)
+        places = torch.arange(self.length, device=base.DEVICE)
+        query = given["query"][:rows].double().unflatten(1, (KV_HEADS, GROUP))
+        for h in range(KV_HEADS):
+            keys = self._of(given, 0, places, h)[0].double()
+            logits = query[:, h] @ keys.T * DIM**-0.5 - self._normaliser
+            shares = logits.exp().masked_fill(places > own[:, None, None], 0.0)
+            errors.append(relative_error(left[1][0, h], shares.mean(dim=1)))
+        return largest(errors)
+
+    def choices(self) -> Iterator[MixedTiles]:
+        """Try steps of scored requests, which share their memory with the others'."""
+        for keys, stages in [(32, 5), (32, 4), (32, 3), (64, 3), (16, 6)]:
+            yield MixedTiles(block_keys=64, scored_keys=keys, scored_stages=stages)
+
+    def contiguous(self, given: dict[str, Any]) -> Call:
+        """Return the rival: this op and `paged_row_scores`, which reads the keys once more."""
+        from pillarattn.kernels.row_scores.triton_kernel import paged_row_scores
+
+        scores = self._known()["scores"]
+        lse = torch.empty(given["query"].shape[:2], device=base.DEVICE)
+        attend = self._layer(given, None, lse=lse)
+        named = {n: given[n] for n in ("row_starts", "lengths", "block_table", "block_size")}
+        options = {n: OPTIONS[n] for n in ("scale", "window", "softcap")}
+        scored = torch.arange(self.verifying, device=base.DEVICE)
+
+        def call() -> object:
+            out = attend()
+            paged_row_scores(
+                given["query"], given["key_pool"], lse, scores, scored=scored, **named, **options
+            )
+            return out, scores
+
+        return call
+
+    @property
+    def _normaliser(self) -> float:
+        """Near the log-sum-exp of each row: logits are of about unit variance."""
+        return math.log(self.length) + 0.5
+
+    def _known(self) -> dict[str, Any]:
+        """Return what drafts have left, and places for scores; each draft leaves some more."""
+        places = torch.arange(self.batch, device=base.DEVICE) + 1
+        verifies = places <= self.verifying
+        return {
+            "kept_lse": torch.full((self.batch, DRAFTS, HEADS), self._normaliser).to(base.DEVICE),
+            "kept_place": (~verifies).long(),
+            "scores": torch.zeros(
+                self.verifying, KV_HEADS, DRAFTS + 1, self.length, device=base.DEVICE
+            ),
+            "score_place": torch.where(verifies, places, 0),
+        }

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pillarattn.cli.bench_kernels import kernels
 from pillarattn.evaluation import kernel_bench, kernel_bench_cells, kernel_bench_compile
 from pillarattn.evaluation.kernel_bench_cells import DraftCell, SelectCell, VerifyCell, cells
-from pillarattn.evaluation.kernel_bench_mixed import MixedCell
+from pillarattn.evaluation.kernel_bench_mixed import MixedCell, ScoredMixedCell
 from pillarattn.evaluation.kernel_bench_sampling import GumbelCell, KeyedCell, RejectionCell
 from pillarattn.evaluation.kernel_bench_selection import (
     LayerOpsCell,
@@ -34,6 +34,7 @@ CASES = [
     (DraftCell(1, 80, ragged=True), DraftTiles(16, 16, stages=2)),
     (SelectCell(1, 60), SelectTiles(64)),
     (MixedCell(2, 48), MixedTiles(16, 64, 16, 32, stages=2)),
+    (ScoredMixedCell(2, 48), MixedTiles(16, 64, 16, 32, stages=2)),
     (PooledCell(1, 40, layers=2), None),
     (PoolCell(2, 40, layers=3, queries=3, counted=2), None),
     (MassCell(1, 40), None),
@@ -90,6 +91,19 @@ def test_a_right_kernel_is_timed_and_a_wrong_one_is_not(
     monkeypatch.setattr(type(cell), "call", poisoned)
     *_, wrong = kernel_bench._cell_records(cell, FixedCeiling(), sweep=True)
     assert "error" in wrong["failed"] and "median_us" not in wrong
+
+
+def test_scores_are_timed_beside_a_second_read(on_the_cpu) -> None:
+    cell = ScoredMixedCell(2, 48)
+    given = cell.sample()
+    _, near = cell.call(given, None)()
+    out, exact = cell.contiguous(given)()
+    assert near.shape == exact.shape == (1, 8, 9, 48)
+    torch.testing.assert_close(exact.sum(-1), torch.ones(1, 8, 9), rtol=2e-3, atol=0)
+    # By the same normaliser in all rows: each has the exact shares, by a factor of its own.
+    torch.testing.assert_close(near.sum(-1).mean(), torch.ones(()), rtol=0.5, atol=0)
+    assert cell._output_error(given, out) < 5e-3
+    assert cell.bytes > MixedCell(2, 48).bytes
 
 
 def test_every_cell_compiles_ahead_as_a_small_one() -> None:
