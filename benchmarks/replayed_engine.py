@@ -20,10 +20,9 @@ from torch import Tensor
 from benchmarks.shape_models import kernels, wait
 from pillarattn.datatypes import Phase, on_device
 from pillarattn.engine.batched_draws import PendingDraws
-from pillarattn.engine.cruise_inputs import StepInputs
-from pillarattn.engine.cruise_rounds import CruiseRounds, Report
+from pillarattn.engine.cruise_inputs import StepForm
+from pillarattn.engine.cruise_rounds import CruiseRounds
 from pillarattn.engine.engine import Engine
-from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.pass_logits import PassLogits
 from pillarattn.engine.request import SamplingParams
@@ -34,6 +33,8 @@ GOLDEN = 0.6180339887498949
 # Above every logit, and finite in each dtype.
 TOP = 1e9
 WARM_ROUNDS = 2, 10
+# After which an acceptance pattern on the device begins again.
+ROUNDS = 1 << 14
 
 
 class AcceptancePattern:
@@ -65,16 +66,20 @@ class ReplayedRounds(CruiseRounds):
 
     def __init__(self, pattern: AcceptancePattern, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._pattern = pattern
+        # On the device, where steps that are recorded go on by themselves.
+        stands = [pattern.next() for _ in range(ROUNDS)]
+        self._stands = torch.tensor(stands, device=self.base.device).clamp_max(self.k)
+        self._next = self.base.new_zeros(())
 
-    def advance(
-        self, inputs: StepInputs, step: MixedStep, logits: Tensor, **options: Any
-    ) -> Report | None:
-        """See `CruiseRounds.advance`."""
-        places = inputs.rows.verify_rows
-        stands = [self._pattern.next() for _ in places]
-        top_drafts(logits, step.buffers.named["tokens"], places[:, 0].tolist(), stands, self.k)
-        return super().advance(inputs, step, logits, **options)
+    def judged(self, form: StepForm, targets: Tensor, drafted: Tensor) -> Tensor:
+        """See `CruiseRounds.judged`."""
+        places = torch.arange(form.judged, device=targets.device)
+        stands = self._stands[(self._next + places) % ROUNDS].unsqueeze(1)
+        self._next += form.real.sum()
+        place = torch.arange(self.k + 1, device=targets.device)
+        told = torch.cat([drafted, targets[:, self.k :]], dim=1)
+        wrong = torch.where((place == stands) & (place < self.k), told ^ 1, targets)
+        return torch.where(place < stands, told, wrong)
 
 
 def top_drafts(

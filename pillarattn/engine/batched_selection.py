@@ -59,6 +59,11 @@ class BatchedSelection:
         return self._selector.is_apart
 
     @property
+    def reads_rounds(self) -> bool:
+        """Whether the strategy asks which round of its text a row is."""
+        return self._selector.strategy.needs_rounds
+
+    @property
     def layers(self) -> tuple[int, ...]:
         """The layers that keys are chosen for, ascending."""
         view: Any = self._view
@@ -102,6 +107,7 @@ class BatchedSelection:
     def choose_ahead(
         self, scores: Mapping[int, Tensor], *, lengths: Tensor, emitted: Tensor, most: int,
         rounds: Sequence[int], budget: RatioBudget,
+        widest: int,
     ) -> ChosenKeys:  # fmt: skip
         """Return the keys of coming rounds while the device alone knows how long texts are.
 
@@ -112,6 +118,7 @@ class BatchedSelection:
             most: no text is longer.
             rounds: rounds chosen before.
             budget: of every text.
+            widest: no budget is larger.
 
         Raises:
             ValueError: layers differ in heads or windows.
@@ -124,7 +131,7 @@ class BatchedSelection:
             for index, layer in scores.items():
                 buffer.put(index, layer, view.lengths)
         indices, counts = self._selector.choose_ahead(
-            view, buffer, emitted=emitted, rounds=rounds, budget=budget
+            view, buffer, emitted=emitted, rounds=rounds, budget=budget, widest=widest
         )
         return ChosenKeys(
             layers, indices.view(len(layers), batch, *indices.shape[1:]),

@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from pillarattn.datatypes import on_device
 from pillarattn.engine.chosen_keys import ChosenPart
 from pillarattn.engine.cruise_inputs import StepInputs, step_inputs
-from pillarattn.engine.cruise_rounds import CruiseRounds, Report
+from pillarattn.engine.cruise_members import Landing, Member
+from pillarattn.engine.cruise_rounds import CruiseRounds
 from pillarattn.engine.cruise_schedule import CruiseSchedule, most_verifying
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.kv_manager import Entry
+from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.outcomes import Outcomes
 from pillarattn.engine.request import RequestState
 from pillarattn.engine.row_buckets import LEAST_ROWS, bucket
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler
-from pillarattn.engine.step_buffers import Seat, Sizes
+from pillarattn.engine.step_buffers import Sizes
 from pillarattn.engine.step_plan import StepPlan
+from pillarattn.modules.budgets import RatioBudget
 
 # Steps after which it is tried again where it was not possible, and after a step that raised.
 PATIENCE, LONG_PATIENCE = 8, 64
-
-
-@dataclass(eq=False)
-class Member:
-    """A request that cruises.
-
-    Attributes:
-        name: its id.
-        decoder, entry: its own.
-        seat: where its inputs are.
-        rounds: verify passes since it began.
-    """
-
-    name: str
-    decoder: RequestDecoder
-    entry: Entry
-    seat: Seat
-    rounds: int = 0
-
-    def has_ended(self) -> bool:
-        """Whether nothing is asked of it any more."""
-        return self.decoder.request.finish_reason is not None
-
-
-@dataclass(frozen=True)
-class Landing:
-    """Rounds of `members` that ended in a pass, and what waits for it: nobody has looked yet."""
-
-    members: list[Member]
-    report: Report
 
 
 class Cruise:
@@ -72,9 +46,11 @@ class Cruise:
 
     Attributes:
         new_rounds: makes what goes on on the device.
+        rounds: that of the cruise.
     """
 
     new_rounds: Callable[..., CruiseRounds] = CruiseRounds
+    rounds: CruiseRounds
 
     def __init__(
         self, runner: ModelRunner, scheduler: Scheduler, outcomes: Outcomes, longest: int | None
@@ -84,7 +60,8 @@ class Cruise:
         self._members: list[Member] = []
         self._landings: list[Landing] = []
         self._kinds: dict[int, tuple[StepInputs, StepPlan]] = {}
-        self._step = self._retry_at = self._k = self._most = 0
+        self._held: CruiseRounds | None = None
+        self._step = self._retry_at = self._k = 0
         # Whether somebody has ended, whether there is no room, and whether a step was cut short.
         self._is_thinner = self._is_short = self._is_torn = False
         # What the queue was when nobody in it fitted, and how many blocks were free.
@@ -171,7 +148,7 @@ class Cruise:
         buffers.reserve(self._sizes(needed, [d for _, d in own], most), longest=most)
         if self._k and self._outcomes.selection.layers != buffers.sizes.layers:
             return False
-        self._most, self._asked = most, None
+        self._asked = None
         members = [
             Member(e.request_id, d, e, seat)
             for (e, d), seat in zip(own, buffers.seat(segments), strict=True)
@@ -180,8 +157,8 @@ class Cruise:
         self._is_thinner = self._is_short = self._is_torn = False
         self._landings.clear()
         self._renew([len(m.decoder.drafts) for m in members])
-        self._rounds = self.new_rounds(buffers, self._outcomes.selection, k=self._k, budget=budget)
-        self._rounds.begin([(m.seat.number, m.decoder) for m in members])
+        self.rounds = self._rounds_of(budget)
+        self.rounds.begin([(m.seat.number, m.decoder) for m in members])
         # Only now: what raises before leaves nobody half-way.
         self._members = members
         return True
@@ -201,14 +178,22 @@ class Cruise:
             return None
         inputs, plan = self._kind()
         verifying = [self._members[i] for i in inputs.rows.verifying]
-        rounds, is_run = self._rounds, False
+        rounds, is_run, is_scored = self.rounds, False, self._scores and inputs.judged > 0
+        chosen = [m.decoder.keys.rounds + m.rounds for m in verifying]
+        chosen += [0] * (inputs.judged - len(chosen))
+
+        def play(forward: Callable[[MixedStep], Tensor]) -> Tensor:
+            def seen(step: MixedStep) -> Tensor:
+                nonlocal is_run
+                logits, is_run = forward(step), True
+                return logits
+
+            return rounds.play(inputs, seen, is_scored=is_scored, chosen=chosen)
+
         try:
-            step = inputs.load(self._runner.buffers, rounds.base, rounds.tokens)
-            logits, is_run = self._runner.run_loaded(step), True
-            report = rounds.advance(
-                inputs, step, logits, most=self._most,
-                chosen=[m.decoder.keys.rounds + m.rounds for m in verifying],
-            )  # fmt: skip
+            rounds.form(inputs).fill(inputs)
+            given, is_run = self._runner.run_step(rounds.kind(inputs), play), True
+            report = rounds.read(given[: len(verifying)])
             if report is not None:
                 self._landings.append(Landing(verifying, report))
             self._step += 1
@@ -247,9 +232,9 @@ class Cruise:
         """Give each request what the device has of it: its drafts, and the keys that they read."""
         members, buffers = self._members, self._runner.buffers
         seats = on_device([m.seat.number for m in members], buffers.device)
-        texts = self._rounds.tokens[seats].tolist()
+        texts = self.rounds.tokens[seats].tolist()
         drafted = self._schedule.drafted(self._step)
-        kept = buffers.selected.taken(seats, self._rounds.base[seats]) if self._k else None
+        kept = buffers.selected.taken(seats, self.rounds.base[seats]) if self._k else None
         for place, (member, text, count) in enumerate(zip(members, texts, drafted, strict=True)):
             length = member.decoder.length
             stays = self._scheduler.resume(member.name, length=length, drafted=count)
@@ -319,12 +304,19 @@ class Cruise:
         if kind not in self._kinds:
             rows, members = self._schedule.rows(self._step), self._members
             names = [member.name for member in members]
-            is_scored = bool(len(rows.verifying) and members[0].decoder.keys.scored_layers)
+            buffers, kinds = (
+                self._runner.buffers,
+                [m.decoder.kind for m in members if m.decoder.kind],
+            )
+            verifying = len(rows.verifying)
+            rest = self.rounds.rest_of_kind(kinds[0], verifying > 0)
+            padded = self._runner.padded(len(rows.owners), *rest)
+            judged = padded // (self._k + 1) if verifying else 0
+            if buffers.sizes.places and self._k:
+                judged = min(judged, buffers.sizes.places)
             inputs = step_inputs(
-                rows, np.array([m.seat.number for m in members]),
-                [m.decoder.kind for m in members],  # type: ignore[misc]
-                self._runner.buffers, k=self._k, is_scored=is_scored,
-                padded=self._runner.padded(len(rows.owners), is_scored),
+                rows, np.array([m.seat.number for m in members]), kinds, buffers, k=self._k,
+                is_scored=self._scores and verifying > 0, padded=padded, judged=judged,
             )  # fmt: skip
             plan = StepPlan(
                 drafts=tuple(names[i] for i in rows.drafting),
@@ -333,6 +325,20 @@ class Cruise:
             )
             self._kinds[kind] = inputs, plan
         return self._kinds[kind]
+
+    @property
+    def _scores(self) -> bool:
+        """Whether those who verify leave scores."""
+        return bool(self._members[0].decoder.keys.scored_layers)
+
+    def _rounds_of(self, budget: RatioBudget) -> CruiseRounds:
+        """Return the rounds of earlier cruises where they fit, or new ones."""
+        buffers, held = self._runner.buffers, self._held
+        fits = held is not None and held.generation == buffers.generation
+        if held is None or not fits or (held.k, held.budget) != (self._k, budget):
+            held = self.new_rounds(buffers, self._outcomes.selection, k=self._k, budget=budget)
+        self._held = held
+        return held
 
     def _leave_out(self) -> None:
         """Go on without those who have ended; the others keep their drafts."""
@@ -388,7 +394,6 @@ class Cruise:
         if missing > pool.free or bound > room or is_wide or self._is_too_long(bound):
             self._is_short = True
             return False
-        self._most = max(self._most, bound)
         if missing > 0:
             entry.table.reserve(pool, bound)
         return missing > 0

@@ -1,4 +1,4 @@
-"""What the steps of a cruise do the same each time: copied to the device once."""
+"""What the steps of a cruise do the same each time, and where a step finds it."""
 
 from __future__ import annotations
 
@@ -22,44 +22,81 @@ class StepInputs:
     Attributes:
         rows: who moves.
         padded, live: rows of the pass, those of nobody included, and without them.
-        is_scored: whether those who verify leave scores.
-        blank: the buffers' integers without what grows from step to step.
-        seats, offsets, spare: of each row: whose it is, its place behind the newest token, and
-            where a row of nobody lies in the scratch block.
-        token_places: of each row, in the tokens of the rounds.
-        moving, ends: of each seat: whether it has rows, and how far behind the newest token they
-            end, or the rows of nobody.
-        draft_rows, draft_places: rows that draft, and where in the rounds their tokens go.
-        verify_rows: `[V * (k + 1)]`, and `verify_seats` `[V]`, whose.
-        newest_places: where in the rounds the tokens after those go.
+        judged: places for those who verify, those of nobody included.
+        ints: all that a `StepForm` of this size holds, on the device.
         draws: rows by kind; None: all of them.
     """
 
     rows: StepRows
     padded: int
     live: int
-    is_scored: bool
-    blank: Tensor
-    seats: Tensor
-    offsets: Tensor
-    spare: Tensor
-    token_places: Tensor
-    moving: Tensor
-    ends: Tensor
-    draft_rows: Tensor
-    draft_places: Tensor
-    verify_rows: Tensor
-    verify_seats: Tensor
-    newest_places: Tensor
+    judged: int
+    ints: Tensor
     draws: list[tuple[DrawKind, Tensor | None]]
 
-    def load(self, buffers: StepBuffers, base: Tensor, tokens: Tensor) -> MixedStep:
+
+class StepForm:
+    """Where the steps of one size find their inputs: at fixed addresses, which a recording reads.
+
+    Places that are nobody's belong to the request of nobody, in the last seat.
+
+    Args:
+        padded, judged: see `StepInputs`.
+        buffers: as large as the steps need.
+        k: drafts of a round.
+
+    Attributes:
+        blank: the buffers' integers without what grows from step to step.
+        seats, offsets, spare: of each row: whose it is, its place behind the newest token, and
+            where a row of nobody lies in the scratch block.
+        token_places: of each row, in the tokens of the rounds.
+        draft_places: of each row, where in the rounds the token goes that it drafts; that of a row
+            which does not draft is nobody's.
+        moving, ends: of each seat: whether it has rows, and how far behind the newest token they
+            end, or the rows of nobody.
+        verify_rows: `[judged * (k + 1)]`, and `verify_seats` `[judged]`, whose.
+        real: `[judged]`, 0 for nobody's and 1 for the others.
+    """
+
+    def __init__(self, padded: int, judged: int, buffers: StepBuffers, *, k: int) -> None:
+        self.padded, self.judged, self._k = padded, judged, k
+        sizes = self.sizes(padded, judged, buffers, k=k)
+        self._held = torch.zeros(sum(sizes.values()), dtype=torch.int64, device=buffers.device)
+        self._named = dict(zip(sizes, self._held.split(list(sizes.values())), strict=True))
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Return the integers of a name."""
+        try:
+            named: dict[str, Tensor] = self.__dict__["_named"]
+            return named[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @staticmethod
+    def sizes(padded: int, judged: int, buffers: StepBuffers, *, k: int) -> dict[str, int]:
+        """Return how many integers of each name there are, in their order."""
+        seats = buffers.sizes.seats + 1
+        return {
+            "blank": len(buffers.ints), "seats": padded, "offsets": padded, "spare": padded,
+            "token_places": padded, "draft_places": padded, "moving": seats, "ends": seats,
+            "verify_rows": judged * (k + 1), "verify_seats": judged, "real": judged,
+        }  # fmt: skip
+
+    def fill(self, inputs: StepInputs) -> None:
+        """Take the inputs of the coming step."""
+        self._held.copy_(inputs.ints)
+
+    def load(
+        self, buffers: StepBuffers, base: Tensor, tokens: Tensor, *, scored: bool, live: int
+    ) -> MixedStep:
         """Fill the buffers in for a step, all of it on the device.
 
         Args:
             buffers: whose tables and selections hold.
             base: `[seats]`, position of each request's newest token.
             tokens: `[seats, k + 1]`, that token and the drafts after it.
+            scored: whether those who verify leave scores.
+            live: rows that are somebody's.
         """
         named, size, rows = buffers.named, buffers.block_size, self.padded
         buffers.ints.copy_(self.blank)
@@ -72,12 +109,12 @@ class StepInputs:
         # A round's selected keys end where the round begins.
         torch.mul(base, named["drafting"], out=named["tail_start"])
         buffers.side = 0
-        return MixedStep(buffers, [], rows, is_steady=True, scored=self.is_scored, live=self.live)
+        return MixedStep(buffers, [], rows, is_steady=True, scored=scored, live=live)
 
 
 def step_inputs(
     rows: StepRows, seats: Integers, kinds: Sequence[DrawKind], buffers: StepBuffers, *, k: int,
-    is_scored: bool, padded: int,
+    is_scored: bool, padded: int, judged: int,
 ) -> StepInputs:  # fmt: skip
     """Return a step's inputs, by one copy to the device.
 
@@ -88,42 +125,54 @@ def step_inputs(
         buffers: as large as the step needs.
         k: drafts of a round.
         is_scored: whether those who verify leave scores.
-        padded: rows of the pass.
+        padded, judged: see `StepInputs`.
     """
-    live, nobody = len(rows.owners), buffers.sizes.seats
+    live, nobody, width = len(rows.owners), buffers.sizes.seats, k + 1
     spare = np.arange(padded - live)
     row_seats = np.concatenate([seats[rows.owners], spare * 0 + nobody])
     offsets = np.concatenate([rows.offsets, spare * 0])
+    counts = np.bincount(row_seats, minlength=nobody + 1)
+    moving, ends = np.zeros_like(counts), np.zeros_like(counts)
+    moving[seats[rows.owners]] = 1
+    np.maximum.at(ends, row_seats[:live], rows.offsets + 1)
+    ends[nobody] = len(spare)
+    # Nobody's newest token is always the first one, and what is drafted after it is never read.
+    draft_places = np.full(padded, nobody * width + k)
+    draft_places[rows.draft_rows] = seats[rows.drafting] * width + offsets[rows.draft_rows] + 1
+    empty = judged - len(rows.verifying)
+    verify_rows = np.concatenate([rows.verify_rows.ravel(), np.zeros(empty * width, np.int64)])
+    verify_seats = np.concatenate([seats[rows.verifying], np.full(empty, nobody)])
+    arrays = {
+        "blank": _blank(rows, seats, counts, buffers, k=k, is_scored=is_scored),
+        "seats": row_seats, "offsets": offsets,
+        "spare": np.concatenate([rows.owners * 0, spare % buffers.block_size]),
+        "token_places": row_seats * width + offsets, "draft_places": draft_places,
+        "moving": moving, "ends": ends, "verify_rows": verify_rows, "verify_seats": verify_seats,
+        "real": (verify_seats != nobody).astype(np.int64),
+    }  # fmt: skip
+    kinds_of_rows: dict[DrawKind, list[int]] = {}
+    for row, owner in enumerate(rows.owners.tolist()):
+        kinds_of_rows.setdefault(kinds[owner], []).append(row)
+    own_rows = list(kinds_of_rows.values()) if len(kinds_of_rows) > 1 else []
+    sizes = StepForm.sizes(padded, judged, buffers, k=k)
+    named = np.concatenate([arrays[name] for name in sizes])
+    whole = np.concatenate([named, *map(np.asarray, own_rows)])
+    held = buffers.sent(whole).to(buffers.device, non_blocking=True)
+    ints, *parts = held.split([len(named), *map(len, own_rows)])
+    draws = list(zip(kinds_of_rows, parts or [None], strict=True))
+    return StepInputs(rows, padded, live, judged, ints, draws)
+
+
+def _blank(
+    rows: StepRows, seats: Integers, counts: Integers, buffers: StepBuffers, *, k: int,
+    is_scored: bool,
+) -> Integers:  # fmt: skip
+    """Return the buffers' integers but for those that grow; `counts` are the rows of each seat."""
     blank = np.zeros(len(buffers.ints), dtype=np.int64)
     part = {name: blank[span] for name, span in buffers.spans.items()}
-    counts = np.bincount(row_seats, minlength=nobody + 1)
     part["row_starts"][1:] = counts.cumsum()
     part["drafting"][seats[rows.drafting]] = k > 0
     part["scored"][:] = -1
     if is_scored:
         part["scored"][: len(rows.verifying)] = seats[rows.verifying]
-    moving, ends = np.zeros_like(counts), np.zeros_like(counts)
-    moving[seats[rows.owners]] = 1
-    np.maximum.at(ends, row_seats[:live], rows.offsets + 1)
-    ends[nobody] = len(spare)
-    verify_seats = seats[rows.verifying]
-    kinds_of_rows: dict[DrawKind, list[int]] = {}
-    for row, owner in enumerate(rows.owners.tolist()):
-        kinds_of_rows.setdefault(kinds[owner], []).append(row)
-    width = k + 1
-    own_rows = list(kinds_of_rows.values()) if len(kinds_of_rows) > 1 else []
-    arrays = {
-        "blank": blank, "seats": row_seats, "offsets": offsets,
-        "spare": np.concatenate([rows.owners * 0, spare % buffers.block_size]),
-        "token_places": row_seats * width + offsets, "moving": moving, "ends": ends,
-        "draft_rows": rows.draft_rows,
-        "draft_places": seats[rows.drafting] * width + rows.offsets[rows.draft_rows] + 1,
-        "verify_rows": rows.verify_rows.ravel(), "verify_seats": verify_seats,
-        "newest_places": verify_seats * width,
-    }  # fmt: skip
-    sent: list[Integers] = [*arrays.values(), *map(np.asarray, own_rows)]
-    whole = buffers.sent(np.concatenate(sent)).to(buffers.device, non_blocking=True)
-    held = whole.split([len(array) for array in sent])
-    draws = list(zip(kinds_of_rows, held[len(arrays) :] if own_rows else [None], strict=True))
-    named = dict(zip(arrays, held, strict=False))
-    return StepInputs(rows, padded, live, is_scored, draws=draws, **named)
+    return blank

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from pillarattn.datatypes import on_device
-from pillarattn.engine.batched_draws import draw_tokens, read_later
+from pillarattn.engine.batched_draws import DrawKind, draw_tokens, read_later
 from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.chosen_keys import ChosenKeys
-from pillarattn.engine.cruise_inputs import StepInputs
+from pillarattn.engine.cruise_inputs import StepForm, StepInputs
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.own_noise import signed
 from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.modules.budgets import RatioBudget
 
+# Recordings name whose memory they read.
+_SERIALS = count()
 # Of each request that verified: what its rows gave, and the drafts that it had.
 Report = Callable[[], list[list[int]]]
 
 
 class CruiseRounds:
     """Where each request stands, on the device alone.
+
+    Serves one cruise after the other while the buffers stay where they are: recordings read what
+    is here.
 
     Args:
         buffers: the inputs of passes; requests keep their seats.
@@ -32,19 +38,23 @@ class CruiseRounds:
         budget: of every request.
 
     Attributes:
-        base: `[seats + 1]` int64, position of each seat's newest token, which has no key yet.
+        base: `[seats + 1]` int64, position of each seat's newest token, which has no key yet; 0 in
+            the last seat, nobody's.
         tokens: `[seats + 1, k + 1]` int64, that token and the drafts after it.
+        generation: of the buffers' memory.
     """
 
     def __init__(
         self, buffers: StepBuffers, selection: BatchedSelection, *, k: int, budget: RatioBudget
     ) -> None:
-        self._buffers, self._selection, self.k, self._budget = buffers, selection, k, budget
+        self._buffers, self._selection, self.k, self.budget = buffers, selection, k, budget
+        self.generation, self._serial = buffers.generation, next(_SERIALS)
         seats = buffers.sizes.seats + 1
         self.base = torch.zeros(seats, dtype=torch.int64, device=buffers.device)
         self.tokens = self.base.new_zeros(seats, k + 1)
         # Key of a seat's noise, and what a position lacks to be a place in its output.
         self._seeds, self._shifts = torch.zeros_like(self.base), torch.zeros_like(self.base)
+        self._forms: dict[tuple[int, int], StepForm] = {}
 
     def begin(self, requests: Sequence[tuple[int, RequestDecoder]]) -> None:
         """Say where requests stand, by their seats."""
@@ -61,63 +71,104 @@ class CruiseRounds:
         self.base[where], self._shifts[where] = table[:, 1], table[:, 2]
         self._seeds[where], self.tokens[where] = table[:, 3], table[:, 4:]
 
-    def advance(
-        self, inputs: StepInputs, step: MixedStep, logits: Tensor, *, most: int,
+    def form(self, inputs: StepInputs) -> StepForm:
+        """Return where steps of a size find their inputs."""
+        size = inputs.padded, inputs.judged
+        if size not in self._forms:
+            self._forms[size] = StepForm(*size, self._buffers, k=self.k)
+        return self._forms[size]
+
+    def kind(self, inputs: StepInputs) -> Hashable:
+        """Return what steps share that launch the same kernels; None: the host has a say in them.
+
+        The first part is the number of rows, as in the kinds of passes.
+        """
+        if len(inputs.draws) > 1 or (self.k and self._selection.reads_rounds):
+            return None
+        return inputs.padded, *self.rest_of_kind(inputs.draws[0][0], bool(inputs.judged))
+
+    def rest_of_kind(self, drawn: DrawKind, is_judged: bool) -> tuple[Hashable, ...]:
+        """Return what makes up a kind beside the number of rows."""
+        return "step", self._serial, drawn, is_judged
+
+    def play(
+        self, inputs: StepInputs, forward: Callable[[MixedStep], Tensor], *, is_scored: bool,
         chosen: Sequence[int],
-    ) -> Report | None:  # fmt: skip
-        """Take what a pass gives, and return what waits for the rounds that ended in it.
+    ) -> Tensor:  # fmt: skip
+        """Run a step whose form is filled: its pass, and all that comes before and after it.
 
         Args:
-            inputs: of the step.
-            step: its pass.
-            logits: `[rows, V]` of it.
-            most: tokens that no request has more of.
-            chosen: of those that verify: how often keys were chosen for them before.
+            inputs: what was filled in. Of it, only the sizes count.
+            forward: runs a pass and returns its logits `[rows, V]`.
+            is_scored: whether those who verify leave scores.
+            chosen: of each place that is judged: how often keys were chosen before.
+
+        Returns:
+            `[judged, 2 * k + 1]` int64: what each verify pass gave, and the drafts that it had.
         """
-        drawn = self._drawn(inputs, logits[: inputs.live].float())
-        drafts = drawn[inputs.draft_rows].clamp_min(0)
-        if not len(inputs.verify_seats):
-            self.tokens.view(-1).index_copy_(0, inputs.draft_places, drafts)
-            return None
-        seats = inputs.verify_seats
-        targets = drawn[inputs.verify_rows].view(len(seats), -1)
+        form = self.form(inputs)
+        step = form.load(self._buffers, self.base, self.tokens, scored=is_scored, live=inputs.live)
+        return self.advance(form, step, forward(step), draws=inputs.draws, chosen=chosen)
+
+    def advance(
+        self, form: StepForm, step: MixedStep, logits: Tensor, *,
+        draws: list[tuple[DrawKind, Tensor | None]], chosen: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """Take what a pass gives, and return what `play` does."""
+        drawn = self._drawn(form, logits.float(), draws)
+        tokens, seats, k = self.tokens.view(-1), form.verify_seats, self.k
+        targets = drawn[form.verify_rows].view(form.judged, k + 1)
         drafted = self.tokens[seats, 1:]
-        stand = (targets[:, : self.k] == drafted).long().cumprod(dim=1).sum(dim=1)
+        if not form.judged:
+            tokens.index_copy_(0, form.draft_places, drawn.clamp_min(0))
+            return torch.cat([targets, drafted], dim=1)
+        targets = self.judged(form, targets, drafted)
+        stand = (targets[:, :k] == drafted).long().cumprod(dim=1).sum(dim=1)
         newest = targets.gather(1, stand.unsqueeze(1)).squeeze(1).clamp_min(0)
         emitted = stand + 1
-        base = self.base[seats] + emitted
-        keys = self._chosen(inputs, step, base, emitted, most, chosen) if self.k else None
-        report = read_later(torch.cat([targets, drafted], dim=1))
-        tokens = self.tokens.view(-1)
-        tokens.index_copy_(0, inputs.draft_places, drafts)
-        tokens.index_copy_(0, inputs.newest_places, newest)
-        self.base.index_copy_(0, seats, base)
-        if keys is not None:
+        base = self.base[seats] + emitted * form.real
+        report = torch.cat([targets, drafted], dim=1)
+        if k:
+            keys = self._chosen(step, base, emitted, chosen)
+            tokens.index_copy_(0, form.draft_places, drawn.clamp_min(0))
             buffers = self._buffers
             buffers.selected.put(keys, seats, buffers.block_table, buffers.block_size)
+        tokens.index_copy_(0, seats * (k + 1), newest * form.real)
+        self.base.index_copy_(0, seats, base)
         return report
 
-    def _drawn(self, inputs: StepInputs, logits: Tensor) -> Tensor:
+    def judged(self, form: StepForm, targets: Tensor, drafted: Tensor) -> Tensor:
+        """Return the tokens `[judged, k + 1]` that drafts `[judged, k]` are judged by."""
+        return targets
+
+    def read(self, report: Tensor) -> Report | None:
+        """Begin to copy a report to the host; None: nobody verified."""
+        return read_later(report) if len(report) else None
+
+    def _drawn(
+        self, form: StepForm, logits: Tensor, draws: list[tuple[DrawKind, Tensor | None]]
+    ) -> Tensor:
         """Return the token of each row, -1 where none is possible."""
-        found = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        seats = inputs.seats[: inputs.live]
-        steps = self._buffers.named["positions"][: inputs.live] + self._shifts[seats]
-        seeds = self._seeds[seats]
-        for kind, rows in inputs.draws:
+        found = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        steps = self._buffers.named["positions"][: form.padded] + self._shifts[form.seats]
+        seeds = self._seeds[form.seats]
+        for kind, rows in draws:
             if rows is None:
                 return draw_tokens(kind, logits, seeds, steps)[0]
             found[rows] = draw_tokens(kind, logits[rows], seeds[rows], steps[rows])[0]
         return found
 
     def _chosen(
-        self, inputs: StepInputs, step: MixedStep, base: Tensor, emitted: Tensor, most: int,
-        rounds: Sequence[int],
-    ) -> ChosenKeys:  # fmt: skip
+        self, step: MixedStep, base: Tensor, emitted: Tensor, rounds: Sequence[int]
+    ) -> ChosenKeys:
         """Return the keys of coming rounds, which end at `base`, by what a pass has left."""
-        scores = {}
-        if inputs.is_scored:
-            layers = zip(self._buffers.sizes.scored, step.scores, strict=True)
+        sizes, scores = self._buffers.sizes, {}
+        most = sizes.pages * self._buffers.block_size
+        if step.is_scored:
+            most = sizes.span
+            layers = zip(sizes.scored, step.scores, strict=True)
             scores = {index: layer[: len(base)] for index, layer in layers}
         return self._selection.choose_ahead(
-            scores, lengths=base, emitted=emitted, most=most, rounds=rounds, budget=self._budget
-        )
+            scores, lengths=base, emitted=emitted, most=most, rounds=rounds, budget=self.budget,
+            widest=sizes.width,
+        )  # fmt: skip

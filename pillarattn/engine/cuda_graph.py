@@ -26,7 +26,7 @@ class Recording:
 
     Attributes:
         replay: runs it; None before it is recorded.
-        logits: `[T, V]`, what a replay leaves.
+        logits: `[T, V]`, or what else `play` returned: what a replay leaves.
     """
 
     replay: Callable[[], None] | None = None
@@ -64,22 +64,28 @@ class GraphedPasses:
         """Whether passes are recorded and replayed."""
         return self.is_on and self.reason is None
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether passes of the model were recorded, and gave what they give when run eagerly."""
+        return self.is_active and bool(self._proven)
+
     def has_recorded(self, kind: Hashable, generation: int) -> bool:
         """Whether a pass of a kind would be replayed."""
         held = self._kept.get(kind) if generation == self._generation else None
         return held is not None and held.replay is not None
 
     def run(
-        self, kind: Hashable, generation: int, play: Callable[[], Tensor], *, live: int
+        self, kind: Hashable, generation: int, play: Callable[[], Tensor], *, live: int | None
     ) -> Tensor:
-        """Return the logits of the pass that `play` runs, which hold until the next one.
+        """Return what the pass that `play` runs gives, its logits, which hold until the next one.
 
         Args:
             kind: what passes share that run the same kernels.
             generation: of the memory that it reads; recordings of another one are dropped.
             play: runs the pass; it reads nothing on the host that may differ next time.
             live: rows that count; those of nobody share one block, and no two passes agree on what
-                the last of them wrote there.
+                the last of them wrote there. None: `play` cannot run twice on the same inputs, so
+                that nothing is compared; a pass like it should be proven before.
         """
         if not self.is_active:
             return play()
@@ -101,7 +107,7 @@ class GraphedPasses:
             return play()
         self.replayed += 1
         assert held.logits is not None
-        if is_new or kind in self._proven:
+        if is_new or live is None or kind in self._proven:
             return held.logits
         return self._compared(kind, held, play, live)
 

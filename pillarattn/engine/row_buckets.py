@@ -38,17 +38,17 @@ class RowBuckets:
         # In passes, by kind; since the memory moved last, and all recordings with it.
         self._wasted: dict[Hashable, float] = {}
 
-    def rows_for(self, rows: int, is_scored: bool, *, generation: int, most: int) -> int:
+    def rows_for(self, rows: int, *rest: Hashable, generation: int, most: int) -> int:
         """Return how many rows a pass should have.
 
         Args:
             rows: of its requests.
-            is_scored: what makes up its kind beside the rows.
+            rest: what makes up its kind beside the rows.
             generation: of the memory that passes read now.
             most: rows that it may have.
         """
         own = bucket(rows)
-        kind = own, is_scored
+        kind = own, *rest
         graphs = self._graphs
         if not graphs.is_active or graphs.has_recorded(kind, generation):
             return own
@@ -60,7 +60,7 @@ class RowBuckets:
         if wasted >= PATIENCE:
             return own
         for wider in range(own + LEAST_ROWS, min(rows + weight // 4, most) + 1, LEAST_ROWS):
-            if graphs.has_recorded((wider, is_scored), generation):
+            if graphs.has_recorded((wider, *rest), generation):
                 self._wasted[kind] = wasted + (wider - own) / weight
                 return wider
         return max(own, min(_spacious(rows), most))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from pillarattn.engine.packed_pass import PackedAttention, PackedStep, Segment
 from pillarattn.engine.packing_check import PackingCheck
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.pass_logits import PassLogits
-from pillarattn.engine.row_buckets import RowBuckets
+from pillarattn.engine.row_buckets import RowBuckets, bucket
 from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
 from pillarattn.patch.cache_adapter import PillarCache
@@ -198,23 +199,42 @@ class ModelRunner:
         step.hand_over_scores()
         return PassLogits.in_order(logits, [s.keep for s in segments])
 
-    def run_loaded(self, step: MixedStep) -> Tensor:
-        """Run a pass whose inputs lie in `buffers` already; return its logits `[rows, V]`.
+    @torch.no_grad()
+    def run_step(
+        self, kind: Hashable, play: Callable[[Callable[[MixedStep], Tensor]], Tensor]
+    ) -> Tensor:
+        """Run a step with all that comes before and after its pass; return what `play` does.
 
-        They hold until the next pass.
+        Once the model's passes are proven, a step is recorded as a whole; until then its pass is.
+
+        Args:
+            kind: what steps share that launch the same kernels; None: the host has a say in it.
+            play: runs the step; it is given what runs a pass whose inputs lie in `buffers`, and
+                returns its logits `[rows, V]`, which hold until the next pass.
         """
         self.cache.mover.give_back()
         self._look()
 
-        def play() -> Tensor:
+        def forward(step: MixedStep) -> Tensor:
             return self._forward(step, step.inputs())
 
-        return self._steady(step, play)
+        if kind is None or not (self._may_replay() and self.graphs.is_proven):
+            return play(lambda step: self._steady(step, partial(forward, step)))
+        return self.graphs.run(kind, self.buffers.generation, partial(play, forward), live=None)
 
-    def padded(self, rows: int, is_scored: bool) -> int:
-        """Return how many rows a pass of `rows` rows has, those of nobody included."""
-        buckets = self._row_buckets if self._may_replay() else None
-        return self.buffers.padded(rows, is_scored, buckets)
+    def padded(self, rows: int, *rest: Hashable) -> int:
+        """Return how many rows a step of `rows` rows has, those of nobody included.
+
+        Args:
+            rows: of requests.
+            rest: what makes up its kind beside the rows.
+        """
+        if not self._may_replay():
+            return bucket(rows)
+        buffers = self.buffers
+        # Rows of nobody lie in as many blocks as a request may have.
+        most = min(buffers.sizes.rows, rows + buffers.sizes.pages * buffers.block_size)
+        return self._row_buckets.rows_for(rows, *rest, generation=buffers.generation, most=most)
 
     @property
     def runs_ahead(self) -> bool:

@@ -75,7 +75,7 @@ class TextSelector(Selector):
 
     def choose_ahead(
         self, cache: ContiguousCache, buffer: ScoreBuffer, *, emitted: Tensor,
-        rounds: Sequence[int], budget: RatioBudget,
+        rounds: Sequence[int], budget: RatioBudget, widest: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Choose as `choose_for` does, while only the device knows lengths and what was emitted.
 
@@ -83,8 +83,9 @@ class TextSelector(Selector):
             cache: one row a text, whose lengths are `LiveLengths`; without windows.
             buffer: the row scores of the verify passes before.
             emitted: `[B]` int64.
-            rounds: how many rounds were chosen for each text before.
+            rounds: how many rounds were chosen for each text before; for strategies that ask.
             budget: of every text.
+            widest: no budget is larger.
 
         Raises:
             ValueError: the strategy is not `is_apart`, or layers differ in heads or windows.
@@ -106,8 +107,9 @@ class TextSelector(Selector):
                 layers=tuple(self._state(cache.layers[i], i) for i in indices),
                 rows=rows.repeat(count),
                 score_rows=score_rows,
-                rounds=tuple(rounds),
-                widest=budget(end),
+                rounds=tuple(rounds) if self.strategy.needs_rounds else (),
+                knows_rounds=self.strategy.needs_rounds,
+                widest=min(budget(end), widest),
             )
         )
 

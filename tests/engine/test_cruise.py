@@ -216,13 +216,13 @@ def test_room_grows_with_the_texts(cruising, prompts, alone):
 def test_the_model_ends_where_it_ends(cruising, prompts, alone):
     """No pass goes past the positions that there are."""
     run, seen = cruising(max_length=60), []
-    load = run.runner.run_loaded
+    forward = run.runner._forward
 
-    def looked_at(step):
-        seen.append(int(step.buffers.named["positions"].max()))
-        return load(step)
+    def looked_at(step, inputs):
+        seen.append(int(inputs["position_ids"].max()))
+        return forward(step, inputs)
 
-    run.runner.run_loaded = looked_at
+    run.runner._forward = looked_at
     outputs = run.generate(
         [prompts[0], prompts[1]], [SamplingParams(max_tokens=60 - n) for n in (3, 14)]
     )

@@ -62,7 +62,7 @@ def test_a_step_that_raises_loses_nothing(
         run.cruise._landings[0] = Landing(landing.members, lambda: reports.ask())
     else:
         owner, name = {
-            "pass": (run.runner, "run_loaded"), "advance": (run.cruise._rounds, "advance"),
+            "pass": (run.runner, "_steady"), "advance": (run.cruise.rounds, "advance"),
             "end": (run.cruise, "_leave_out"), "lengthen": (run.runner.buffers, "lengthen"),
             "landing": (run._decoders[names[2]], "end_round"),
         }[place]  # fmt: skip

@@ -80,6 +80,7 @@ def test_keys_are_the_same_where_only_the_device_knows_the_numbers(builders, str
         emitted=torch.tensor(EMITTED),
         rounds=ROUNDS,
         budget=budget,
+        widest=budget(longest),
     )
     assert torch.equal(found_counts, counts)
     for row, heads in enumerate(counts.tolist()):
@@ -97,3 +98,17 @@ def test_layers_that_differ_are_refused(builders):
 
 def test_a_divisor_of_the_widest_text_is_not_ones_own(builders):
     assert not TextSelector.like(builders.selector_of(parity=True)).is_apart
+
+
+def test_who_counts_rounds_must_say_so(builders, monkeypatch):
+    """Steps that are recorded know no rounds: a strategy that asks all the same is told."""
+    selector = TextSelector.like(builders.selector_of("vegas"))
+    monkeypatch.setattr(type(selector.strategy), "needs_rounds", False)
+    cache = builders.cache_of(LENGTHS)
+    bound = LiveLengths([max(LENGTHS)] * 3, "cpu", tensor=torch.tensor(LENGTHS))
+    with pytest.raises(ValueError, match="set needs_rounds = True"):
+        selector.choose_ahead(
+            SimpleNamespace(layers=cache.layers, lengths=bound),
+            builders.buffer_of(cache, 5, [0, 0, 0]),
+            emitted=torch.tensor(EMITTED), rounds=ROUNDS, budget=BUDGETS[0], widest=64,
+        )  # fmt: skip

@@ -40,6 +40,8 @@ class Strategy(ABC):
         needs_values: `request.layers[i].values`.
         needs_queries: `request.query` ("step").
         needs_tokens: `request.tokens` ("round").
+        needs_rounds: `request.rounds` and `request.round_numbers()`, also where many texts are
+            chosen for at once.
         seed_rows: query rows of the prompt that score the first selection; None is k + 1.
         foresees: a bound: where the coming round's queries are known (a teacher-forced probe), the
             scores are theirs.
@@ -59,6 +61,7 @@ class Strategy(ABC):
     needs_values: bool = False
     needs_queries: bool = False
     needs_tokens: bool = False
+    needs_rounds: bool = False
     seed_rows: int | None = None
     foresees: bool = False
     keeps_history: bool = True

@@ -53,6 +53,8 @@ class SelectionRequest:
             length lies its newest token, which has no key yet. For `needs_tokens`.
         rounds: where the rows of the batch are rounds of one text, the number of each since the
             prompt; empty: all rows are at `round_index`.
+        knows_rounds: False where rows are in rounds of their own that nobody has counted, because
+            the strategy does not say `needs_rounds`.
         host_lengths: `lengths` on the host, where the caller knows them.
         widest: the most keys that any of the budgets lets a row keep, where the caller knows it:
             `keep_best` need not wait for the device.
@@ -76,6 +78,7 @@ class SelectionRequest:
     step: int | None = None
     tokens: Tensor | None = None
     rounds: tuple[int, ...] = ()
+    knows_rounds: bool = True
     host_lengths: tuple[int, ...] = field(default=(), repr=False)
     widest: int | None = field(default=None, repr=False)
     mean_over_ranks: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
@@ -90,7 +93,13 @@ class SelectionRequest:
         return self.host_lengths or tuple(self.lengths.tolist())
 
     def round_numbers(self) -> Tensor:
-        """Return each row's rounds since the prompt, `[R]` int64; 0 for a first selection."""
+        """Return each row's rounds since the prompt, `[R]` int64; 0 for a first selection.
+
+        Raises:
+            ValueError: nobody counted: the strategy does not say `needs_rounds = True`.
+        """
+        if not self.knows_rounds:
+            raise ValueError("rounds were not counted; set needs_rounds = True in the strategy")
         if not self.rounds:
             return torch.full_like(self.lengths, self.round_index)
         return torch.tensor(self.rounds, device=self.lengths.device).repeat(len(self.layers))

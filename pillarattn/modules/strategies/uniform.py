@@ -17,6 +17,7 @@ class UniformStrategy(RankedStrategy):
     """
 
     needs_scores = False
+    needs_rounds = True
     keeps_history = False
 
     def __init__(self, seed: int = 0) -> None:

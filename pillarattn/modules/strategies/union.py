@@ -57,7 +57,7 @@ class UnionStrategy(RankedStrategy):
                 f"the parts of a union must choose at the same time, got {sorted(map(str, timing))}"
             )
         ((self.refresh, self.refresh_steps),) = timing
-        for flag in ("scores", "row_scores", "keys", "values", "queries", "tokens"):
+        for flag in ("scores", "row_scores", "keys", "values", "queries", "tokens", "rounds"):
             setattr(self, f"needs_{flag}", any(getattr(p, f"needs_{flag}") for p in self.parts))
         rows = [part.seed_rows for part in self.parts if part.seed_rows is not None]
         self.seed_rows = max(rows, default=None)

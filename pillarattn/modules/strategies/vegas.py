@@ -21,6 +21,7 @@ class VegasStrategy(RankedStrategy):
 
     needs_scores = False
     needs_row_scores = True
+    needs_rounds = True
     keeps_history = False
 
     def rank(self, request: SelectionRequest) -> Tensor:
