@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import sys
 
@@ -49,9 +50,17 @@ def test_the_package_is_not_imported():
     assert folder == str(demo_gguf().parent)
 
 
+@pytest.fixture
+def read_once(monkeypatch):
+    """Let transformers read the file's head once, not three times, and each layer's names once."""
+    gguf = pytest.importorskip("gguf")
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        monkeypatch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
+
+
 @pytest.mark.slow
 @needs_demo_model
-def test_the_built_in_model_loads_and_knows_some_arithmetic():
+def test_the_built_in_model_loads_and_knows_some_arithmetic(read_once):
     model, tokenizer = load_model("smollm2", device="cpu")
     assert model.config.model_type == "llama"
     assert next(model.parameters()).dtype == torch.float32
