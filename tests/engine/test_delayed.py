@@ -13,6 +13,8 @@ from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=24)
+# Two rounds and more, for what is tested in many ways.
+SHORT = SamplingParams(max_tokens=14)
 
 
 def tokens(outputs):
@@ -27,15 +29,16 @@ def seeded(i):
 @pytest.mark.parametrize("phases", ["unified", "lockstep"])
 def test_greedy_tokens(delayed, prompts, alone, strategy, phases):
     run = delayed(strategy=strategy, phases=phases)
-    outputs = run.generate(prompts, GREEDY)
-    assert tokens(outputs) == [alone(p, 24) for p in prompts]
+    outputs = run.generate(prompts[:4], SHORT)
+    assert tokens(outputs) == [alone(p, 14) for p in prompts[:4]]
     assert run.stats.accepted > 0
     assert not run.has_unfinished
 
 
 def test_tokens_of_every_family(delayed, prompts, alone, family):
     run = delayed(family)
-    assert tokens(run.generate(prompts, GREEDY)) == [alone(p, 24, family) for p in prompts]
+    texts = prompts[1:4]
+    assert tokens(run.generate(texts, SHORT)) == [alone(p, 14, family) for p in texts]
 
 
 def test_nobody_idles_where_drafts_cannot_begin_ahead(delayed, engine, prompts):
@@ -140,8 +143,10 @@ def test_drafts_from_the_text(delayed, prompts, alone):
 @pytest.mark.parametrize("eviction", ["lifo", "heat"])
 @pytest.mark.parametrize("host_tokens", [0, 64, 4096])
 def test_a_pool_that_is_too_small(delayed, prompts, alone, eviction, host_tokens):
-    run = delayed(kv_tokens=112, host_tokens=host_tokens, eviction=eviction)
-    assert tokens(run.generate(prompts, GREEDY)) == [alone(p, 24) for p in prompts]
+    run = delayed(kv_tokens=64, host_tokens=host_tokens, eviction=eviction)
+    texts = [(prompt * 2)[:15] for prompt in prompts[1:4]]
+    outputs = run.generate(texts, SamplingParams(max_tokens=20))
+    assert tokens(outputs) == [alone(p, 20) for p in texts]
     assert run.stats.interrupted > 0 or run.stats.cooled > 0
     run.scheduler.check()
 
