@@ -127,9 +127,8 @@ def play(
             k = min(choice.k, start + tokens - min(lengths) - 1)
             draft = noisy(k * machine.draft(choice.s, longest)) if k else 0.0
             rest = noisy(machine.rest(k, longest)) if k else noisy(machine.plain(longest))
-            accepted = []
+            chances, accepted = machine.chances(k, choice.s, longest), []
             for row in running:
-                chances = machine.chances(k, choice.s, longest)
                 count = next((j for j, a in enumerate(chances) if draw.random() >= a), k)
                 accepted.append(count)
                 lengths[row] = min(lengths[row] + count + 1, start + tokens)
