@@ -47,6 +47,8 @@ class MixedStep:
         rows: of the pass, those of nobody included.
         is_steady: as the function of that name says.
         scored: whether some request leaves row scores; None: as the parts say.
+        exact: whether some of these are at a place of "scored", and take one more read of the
+            keys: the others' drafts have left what scores in the same read need. None: all are.
         live: rows that are somebody's, the first ones; None: as the parts say.
     """
 
@@ -55,22 +57,23 @@ class MixedStep:
 
     def __init__(
         self, buffers: StepBuffers, parts: list[Part], rows: int, *, is_steady: bool,
-        scored: bool | None = None, live: int | None = None,
+        scored: bool | None = None, exact: bool | None = None, live: int | None = None,
     ) -> None:  # fmt: skip
         self.buffers, self.parts, self.rows, self.is_steady = buffers, parts, rows, is_steady
         self.visited: list[int] = []
         self.slots = buffers.named["slots"][:rows]
         own = any(part.place is not None for part in parts)
         self.is_scored = own if scored is None else scored
+        self.is_exact = self.is_scored if exact is None else exact
         self.live = sum(len(part.segment.tokens) for part in parts) if live is None else live
         self.side = buffers.side if self.is_scored else 0
         self.scores = buffers.scores
         self._shared: dict[Any, Any] = {}
 
     @property
-    def kind(self) -> tuple[int, bool]:
+    def kind(self) -> tuple[int, bool, bool]:
         """What passes share that launch the same kernels over the same buffers."""
-        return self.rows, self.is_scored
+        return self.rows, self.is_scored, self.is_exact
 
     def begin(self) -> None:
         """Forget what an earlier run of the same pass has left."""
@@ -100,18 +103,18 @@ class MixedStep:
             if part.segment.seeds is not None:
                 own = query[:, :, part.at : part.end]
                 keep_queries(own, part.segment.seeds, index, options)
+        self.buffers.kept.note(index, query.shape[1])
         rows = query[0].transpose(0, 1)
         pools = layer.key_buffer, layer.value_buffer
-        scored = self.is_scored and index in self.buffers.sizes.scored
         lse = None
-        if scored:
+        if self.is_exact and index in self.buffers.sizes.scored:
             lse = torch.empty(rows.shape[:2], dtype=torch.float32, device=rows.device)
         named: dict[str, Any] = {
             "scale": options.scale, "window": options.window, "softcap": options.softcap,
         }  # fmt: skip
         out = mixed_attention(
             rows, pools[0], pools[1], **self._requests(), **self._reading(rows, pools, index),
-            **named, sinks=options.sinks, lse=lse, implementation=kernels,
+            **named, **self._known(index), sinks=options.sinks, lse=lse, implementation=kernels,
         )  # fmt: skip
         if lse is not None:
             buffers = self.buffers
@@ -142,6 +145,17 @@ class MixedStep:
         return {
             "row_starts": named["row_starts"], "lengths": named["lengths"],
             "block_table": self.buffers.block_table, "block_size": self.buffers.block_size,
+        }  # fmt: skip
+
+    def _known(self, index: int) -> dict[str, Any]:
+        """Return where drafts leave their log-sum-exps in a layer, and who is scored by them."""
+        buffers = self.buffers
+        if index not in buffers.sizes.scored or not buffers.kept.width:
+            return {}
+        place, named = buffers.sizes.scored.index(index), buffers.named
+        return {
+            "kept_lse": buffers.kept.values[place], "scores": self.scores[place],
+            **{name: named[name] for name in ("kept_place", "score_place", "first_place")},
         }  # fmt: skip
 
     def _reading(self, rows: Tensor, pools: tuple[Tensor, Tensor], index: int) -> dict[str, Any]:

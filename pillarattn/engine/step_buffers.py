@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,74 +14,15 @@ from torch import Tensor
 from pillarattn.datatypes import Phase, Selection, on_device
 from pillarattn.engine.batched_draws import PendingDraws
 from pillarattn.engine.block_table import BlockTable
+from pillarattn.engine.buffer_sizes import Sizes
+from pillarattn.engine.kept_lse import KeptLse, KeptRound
 from pillarattn.engine.mixed_step import MixedStep, Part, is_steady
 from pillarattn.engine.packed_pass import PENDING, Segment
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.row_buckets import RowBuckets, bucket
 from pillarattn.engine.seat_selections import SeatSelections, width_of
-from pillarattn.patch.graph_recorder import rounded
 
-# Sizes are rounded up to a multiple of an eighth of them, and of this. They only grow: each growth
-# moves the memory.
-LEAST = {"rows": 64, "seats": 8, "pages": 16, "width": 64, "places": 2, "queries": 4, "span": 256}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much fits.
-
-    Attributes:
-        rows: T, of a pass.
-        seats: B, requests.
-        pages: P, blocks of a request.
-        width: N, keys that a draft reads beside its tail.
-        layers: those with selections, ascending.
-        heads: Hkv of these and of scored ones.
-        places: V, requests that are scored in a pass.
-        queries: Q, rows of one of them.
-        span: S, tokens of one of them.
-        scored: layers that are scored, ascending.
-    """
-
-    rows: int = 0
-    seats: int = 0
-    pages: int = 0
-    width: int = 0
-    layers: tuple[int, ...] = ()
-    heads: int = 0
-    places: int = 0
-    queries: int = 0
-    span: int = 0
-    scored: tuple[int, ...] = ()
-
-    def grown(self, needed: Sizes) -> Sizes:
-        """Return room for what both hold, with some to spare where this one is too small."""
-        found: dict[str, Any] = {}
-        for name in (f.name for f in fields(self)):
-            have, want = getattr(self, name), getattr(needed, name)
-            if isinstance(have, tuple):
-                found[name] = tuple(sorted({*have, *want}))
-            elif name == "heads":
-                found[name] = max(have, want)
-            else:
-                found[name] = have if want <= have else rounded(want, LEAST[name])
-        return Sizes(**found)
-
-    def lasting(self, width: int, longest: int, block_size: int) -> Sizes:
-        """Return room that lasts until the longest request needs more pages.
-
-        Each growth costs all recordings: what goes with its length grows at once.
-
-        Args:
-            width: of selections that were just made.
-            longest: tokens of the longest request.
-            block_size: tokens of a page.
-        """
-        tokens = self.pages * block_size
-        # Scores are not of the longest one everywhere, and take much.
-        span = tokens if 5 * self.span >= 4 * tokens else 0
-        width = -(-width * min(tokens, longest * 5 // 4) // longest)
-        return self.grown(Sizes(width=width, span=span))
+__all__ = ["Seat", "Sizes", "StepBuffers"]
 
 
 @dataclass(eq=False)
@@ -93,6 +34,7 @@ class Seat:
         table: whose blocks are there, as of `version`.
         pages: how many those are.
         selections: what was loaded; None: nothing that holds.
+        kept: drafts of its round whose log-sum-exps are there.
     """
 
     number: int
@@ -100,6 +42,7 @@ class Seat:
     version: int = -1
     pages: int = 0
     selections: Mapping[int, Selection] | None = None
+    kept: KeptRound = field(default_factory=KeptRound)
 
 
 class StepBuffers:
@@ -118,6 +61,7 @@ class StepBuffers:
     Attributes:
         sizes: what fits.
         scores: row scores of scored passes, `[layers, sides * places, Hkv, Q, S]` fp32.
+        kept: what drafts leave for the rows that verify them, of scored layers.
         generation: grows whenever the memory moves.
         side: whose turn it is.
         kept_side: where the scores of the last pass are that ran to its end.
@@ -132,7 +76,7 @@ class StepBuffers:
         self.block_size, self.scratch = cache.block_size, cache.slots // cache.block_size
         self.sizes, self.generation = Sizes(), 0
         self._table = np.zeros((0, 0), dtype=np.int32)
-        self.selected = SeatSelections(device)
+        self.selected, self.kept = SeatSelections(device), KeptLse(device)
         self._seats: OrderedDict[Any, Seat] = OrderedDict()
 
     @property
@@ -199,17 +143,18 @@ class StepBuffers:
         seats = self.seat(segments)
         steady, rows = is_steady(segments), sum(len(s.tokens) for s in segments)
         is_scored = any(s.scores is not None for s in segments)
-        self._filled = self.padded(rows, is_scored, buckets if steady else None)
+        is_exact = any(map(self._is_exact, segments, seats))
+        self._filled = self.padded(rows, is_scored, buckets if steady else None, is_exact=is_exact)
         parts = self._fill(segments, seats)
         self.ints.copy_(self.sent(self._host), non_blocking=True)
         if ahead is not None:
             self._take_tokens(parts, ahead)
-        return MixedStep(self, parts, self._filled, is_steady=steady)
+        return MixedStep(self, parts, self._filled, is_steady=steady, exact=is_exact)
 
     def reserve(self, needed: Sizes, *, longest: int) -> None:
         """Make room, for longer than `needed` alone if there was too little: see `Sizes`."""
         sizes = self.sizes.grown(needed)
-        if sizes != self.sizes:
+        if sizes != self.sizes or not self.kept.fits(sizes.scored):
             self._allocate(sizes.lasting(needed.width, longest, self.block_size))
 
     def seat(self, segments: list[Segment]) -> list[Seat]:
@@ -244,13 +189,17 @@ class StepBuffers:
         for seat, table in grown:
             seat.pages, seat.version = len(table), table.version
 
-    def padded(self, rows: int, is_scored: bool, buckets: RowBuckets | None) -> int:
-        """Return how many rows a pass has, those of nobody included."""
+    def padded(
+        self, rows: int, is_scored: bool, buckets: RowBuckets | None, *,
+        is_exact: bool | None = None,
+    ) -> int:  # fmt: skip
+        """Return how many rows a pass has, those of nobody included; the rest is as its kind."""
         if buckets is None:
             return bucket(rows)
         # Rows of nobody lie in as many blocks as a request may have.
         most = min(self.sizes.rows, rows + self.sizes.pages * self.block_size)
-        return buckets.rows_for(rows, is_scored, generation=self.generation, most=most)
+        is_exact = is_scored if is_exact is None else is_exact
+        return buckets.rows_for(rows, is_scored, is_exact, generation=self.generation, most=most)
 
     def _take_tokens(self, parts: list[Part], ahead: PendingDraws) -> None:
         """Put the tokens in that the pass before draws, without asking what they are."""
@@ -278,15 +227,20 @@ class StepBuffers:
         stays = self.selected.resize(
             sizes.layers, seats=sizes.seats + 1, heads=sizes.heads, width=sizes.width
         )
+        keeps = self.kept.resize(
+            sizes.scored, seats=sizes.seats + 1, width=max(sizes.queries - 1, 1)
+        )
         for seat in self._seats.values():
             seat.version = -1
             if not stays:
                 seat.selections = None
+            if not keeps:
+                seat.kept.forget()
         batch, device = sizes.seats + 1, self.device
         lengths = {
             "tokens": sizes.rows, "positions": sizes.rows, "slots": sizes.rows,
             "row_starts": batch + 1, "lengths": batch, "tail_start": batch, "drafting": batch,
-            "scored": sizes.places, "first_place": 1,
+            "scored": sizes.places, "first_place": 1, "kept_place": batch, "score_place": batch,
         }  # fmt: skip
         total = sum(lengths.values())
         self._host = np.zeros(total, dtype=np.int64)
@@ -356,25 +310,42 @@ class StepBuffers:
             ("slots", blocks * size + positions % size, self.scratch * size + spare % size),
         ):
             host[name][:total], host[name][total : self._filled] = own, nobody
-        for name in ("row_starts", "lengths", "tail_start", "drafting"):
+        for name in (
+            "row_starts", "lengths", "tail_start", "drafting", "kept_place", "score_place"
+        ):  # fmt: skip
             host[name][:] = 0
         host["row_starts"][1 + numbers], host["row_starts"][-1] = rows, len(spare)
         np.cumsum(host["row_starts"], out=host["row_starts"])
         host["lengths"][numbers], host["lengths"][-1] = starts + rows, len(spare)
         drafts = [i for i, s in enumerate(segments) if s.phase is Phase.DRAFT and s.selections]
         host["drafting"][table[drafts, 0]] = 1
-        host["tail_start"][table[drafts, 0]] = [_tail_start(segments[i]) for i in drafts]
+        tails = [_tail_start(segments[i]) for i in drafts]
+        host["tail_start"][table[drafts, 0]] = tails
+        width = self.kept.width
+        host["kept_place"][table[drafts, 0]] = [
+            seats[i].kept.keep(segments[i].start, tail, width=width)
+            for i, tail in zip(drafts, tails, strict=True)
+        ]
         scored = [i for i in order.tolist() if segments[i].scores is not None]
         # Known on the device alone: recordings are of both sides.
         host["first_place"][:], host["scored"][:] = self.side * self.sizes.places, -1
-        host["scored"][: len(scored)] = table[scored, 0]
         places: list[int | None] = [None] * len(segments)
         for place, i in enumerate(scored):
             places[i] = place
+            if self._is_exact(segments[i], seats[i]):
+                host["scored"][place] = seats[i].number
+            else:
+                host["score_place"][seats[i].number] = place + 1
         firsts = np.empty_like(offsets)
         firsts[order] = offsets
         spans = firsts.tolist(), (firsts + table[:, 1]).tolist()
         return list(map(Part, segments, *spans, places))
+
+    def _is_exact(self, segment: Segment, seat: Seat) -> bool:
+        """Return whether scores of a pass take a read of their own: no drafts have left enough."""
+        rows = len(segment.tokens)
+        is_known = self.kept.width > 0 and seat.kept.covers(segment.start, rows)
+        return segment.scores is not None and not is_known
 
     def _load_selections(self, segments: list[Segment], seats: list[Seat]) -> None:
         """Copy in what drafts have chosen since, and look up its slots."""

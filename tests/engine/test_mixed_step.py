@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pillarattn
+from pillarattn.engine.kept_lse import KeptLse
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.request import SamplingParams
 from tests.engine.test_engine import tokens
@@ -53,8 +54,9 @@ def test_greedy_tokens(over_buffers, passes, prompts, alone, family, block_size)
     assert not run.runner.buffers._seats
 
 
-def test_a_request_drafts_as_generate_does(over_buffers, models, prompts, passes):
-    """The same keys, and so the same drafts, accepted and rejected in the same rounds."""
+def test_a_request_drafts_as_generate_does(over_buffers, models, prompts, passes, monkeypatch):
+    """The same keys, by exact scores, and so the same drafts, accepted in the same rounds."""
+    monkeypatch.setattr(KeptLse, "width", 0)
     run = over_buffers(s=0.5, prefill_chunk=100)
     (output,) = run.generate([prompts[3]], SamplingParams(max_tokens=40))
     pillar = pillarattn.SelfSpeculativeGenerator(k=4, s=0.5, min_budget=8, recent=2, sink=1)

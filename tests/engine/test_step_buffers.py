@@ -70,14 +70,14 @@ def test_a_pass_may_have_more_rows_than_it_needs(runner, monkeypatch):
     one, asked = segment(runner, "a", 5, first=7), []
     want = runner.run([one])[0]
 
-    def rows_for(self, rows, is_scored, *, generation, most):
-        asked.append((rows, is_scored, generation, most))
+    def rows_for(self, rows, *rest, generation, most):
+        asked.append((rows, *rest, generation, most))
         return most
 
     monkeypatch.setattr(RowBuckets, "rows_for", rows_for)
     got = runner.run([one])[0]
     # As many more as a request has blocks of one token for, of 64 that the buffers hold.
-    assert asked == [(5, False, runner.buffers.generation, 5 + 16)]
+    assert asked == [(5, False, False, runner.buffers.generation, 5 + 16)]
     assert runner.buffers._filled == 21
     # A model may have few positions.
     assert not runner.buffers.named["positions"][5:21].any()
