@@ -6,8 +6,8 @@
 The engine goes on from real texts, in rounds of 8 drafts that read 5 % of the keys. Of each verify
 pass, keys are chosen by exact row scores, by those with the drafts' log-sum-exps, by the same with
 each row divided by its sum, and with the log-sum-exp of the first row of the verify pass before.
-What counts is the exact attention of all the pass's rows that the chosen keys hold. The first line of
-the record is all layers together, each further one a layer.
+What counts is the exact attention of all rows of the pass that the chosen keys hold. The first line
+of the record is all layers together, each further one a layer.
 """
 
 from __future__ import annotations
