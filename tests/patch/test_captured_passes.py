@@ -27,7 +27,7 @@ from pillarattn.patch.obstacle import obstacle
 from pillarattn.patch.static_selection import STEP, StaticSelection
 from pillarattn.patch.target import HFTarget
 
-NEW = {"max_new_tokens": 40, "do_sample": False}
+NEW = {"max_new_tokens": 24, "do_sample": False}
 
 
 def test_without_a_gpu_nothing_is_recorded(pair, drafting, prompt, monkeypatch):
