@@ -185,3 +185,16 @@ def test_order_of_segments_does_not_matter(runner):
     got = runner.run(parts[::-1])
     for one, other in zip(want, got[::-1], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_what_drafts_have_left_is_forgotten_where_it_does_not_move_along(runner):
+    buffers = runner.buffers
+    runner.run([segment(runner, "a", 5)])
+    (seat,) = buffers._seats.values()
+    buffers.reserve(Sizes(scored=(1,), places=1, queries=5, span=9, heads=2), longest=9)
+    assert buffers.kept.width > 0
+    seat.kept.keep(5, 5, width=buffers.kept.width)
+    buffers.reserve(Sizes(seats=40, queries=30), longest=9)
+    assert seat.kept.covers(5, 1)
+    buffers.reserve(Sizes(scored=(0,)), longest=9)
+    assert not seat.kept.covers(5, 1)
