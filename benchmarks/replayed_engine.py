@@ -71,15 +71,24 @@ class ReplayedRounds(CruiseRounds):
         self._stands = torch.tensor(stands, device=self.base.device).clamp_max(self.k)
         self._next = self.base.new_zeros(())
 
-    def judged(self, form: StepForm, targets: Tensor, drafted: Tensor) -> Tensor:
-        """See `CruiseRounds.judged`."""
-        places = torch.arange(form.judged, device=targets.device)
+    def judged(self, form: StepForm, drawn: Tensor) -> Tensor:
+        """See `CruiseRounds.judged`: as many drafts stand as the pattern says."""
+        if not form.judged or not self.k:
+            return drawn
+        places = torch.arange(form.judged, device=drawn.device)
         stands = self._stands[(self._next + places) % ROUNDS].unsqueeze(1)
         self._next += form.real.sum()
-        place = torch.arange(self.k + 1, device=targets.device)
-        told = torch.cat([drafted, targets[:, self.k :]], dim=1)
-        wrong = torch.where((place == stands) & (place < self.k), told ^ 1, targets)
-        return torch.where(place < stands, told, wrong)
+        rows, place = (
+            form.verify_rows.view(form.judged, -1),
+            torch.arange(self.k, device=drawn.device),
+        )
+        drafts = self.tokens[form.verify_seats, 1:]
+        told = torch.where(place < stands, drafts, drafts ^ 1)
+        wanted = torch.where(place <= stands, told, drawn[rows[:, : self.k]])
+        # What nobody gives goes past the end.
+        where = torch.where(form.real.unsqueeze(1) > 0, rows[:, : self.k], len(drawn))
+        longer = torch.cat([drawn, drawn.new_zeros(1)])
+        return longer.index_put((where,), wanted)[:-1].contiguous()
 
 
 def top_drafts(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -13,16 +12,17 @@ from pillarattn.engine.chosen_keys import ChosenPart
 from pillarattn.engine.cruise_inputs import StepInputs, step_inputs
 from pillarattn.engine.cruise_members import Landing, Member
 from pillarattn.engine.cruise_rounds import CruiseRounds
-from pillarattn.engine.cruise_schedule import CruiseSchedule, most_verifying
+from pillarattn.engine.cruise_schedule import CruiseSchedule
+from pillarattn.engine.cruise_sizes import cruise_sizes
 from pillarattn.engine.decoder import RequestDecoder
+from pillarattn.engine.kept_lse import KeptRound
 from pillarattn.engine.kv_manager import Entry
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.outcomes import Outcomes
 from pillarattn.engine.request import RequestState
-from pillarattn.engine.row_buckets import LEAST_ROWS, bucket
 from pillarattn.engine.runner import ModelRunner
 from pillarattn.engine.scheduler import Scheduler
-from pillarattn.engine.step_buffers import Sizes
+from pillarattn.engine.speculation_gate import SpeculationGate
 from pillarattn.engine.step_plan import StepPlan
 from pillarattn.modules.budgets import RatioBudget
 
@@ -43,6 +43,7 @@ class Cruise:
         scheduler: keeps the requests' blocks.
         outcomes: told of rounds; its requests and decoders are those of the engine.
         longest: tokens that the model takes, or None.
+        gate: says whether rounds draft; None: they do.
 
     Attributes:
         new_rounds: makes what goes on on the device.
@@ -53,14 +54,16 @@ class Cruise:
     rounds: CruiseRounds
 
     def __init__(
-        self, runner: ModelRunner, scheduler: Scheduler, outcomes: Outcomes, longest: int | None
-    ) -> None:
+        self, runner: ModelRunner, scheduler: Scheduler, outcomes: Outcomes, longest: int | None,
+        gate: SpeculationGate | None = None,
+    ) -> None:  # fmt: skip
         self._runner, self._scheduler, self._outcomes = runner, scheduler, outcomes
-        self._longest = longest
+        self._longest, self._gate = longest, gate
         self._members: list[Member] = []
         self._landings: list[Landing] = []
         self._kinds: dict[int, tuple[StepInputs, StepPlan]] = {}
-        self._held: CruiseRounds | None = None
+        # Of earlier cruises, by drafts and budget.
+        self._held: dict[tuple[int, RatioBudget], CruiseRounds] = {}
         self._step = self._retry_at = self._k = 0
         # Whether somebody has ended, whether there is no room, and whether a step was cut short.
         self._is_thinner = self._is_short = self._is_torn = False
@@ -96,7 +99,8 @@ class Cruise:
     @property
     def goes_on(self) -> bool:
         """Whether nothing asks for a plan."""
-        return not (self._is_short or self._is_torn or self._somebody_fits())
+        turns = self._k != self._k_of(self._members[0].decoder)
+        return not (self._is_short or self._is_torn or turns or self._somebody_fits())
 
     @property
     def is_possible(self) -> bool:
@@ -108,12 +112,13 @@ class Cruise:
         if not running or any(e.state is not RequestState.DECODE for e in running):
             return False
         first = decoders[running[0].request_id]
-        if first.k and not self._outcomes.selection.is_possible:
+        k = self._k_of(first)
+        if k and not self._outcomes.selection.is_possible:
             return False
         own = ((e, decoders[e.request_id]) for e in running)
         are_alike = all(
             d.can_cruise and d.k == first.k and d.keys.budget == first.keys.budget
-            and not e.table.away
+            and not e.table.away and (d.keys.are_fresh if k else not d.drafts)
             for e, d in own
         )  # fmt: skip
         is_full = len(running) == len(scheduler.entries) or not scheduler.can_admit
@@ -132,7 +137,7 @@ class Cruise:
             for entry in self._scheduler.entries.values()
             if entry.state is RequestState.DECODE
         ]
-        self._k, budget = own[0][1].k, own[0][1].keys.budget
+        self._k, budget = self._k_of(own[0][1]), own[0][1].keys.budget
         if self._k and not all(decoder.keys.selections for _, decoder in own):
             return False
         missing = (pool.blocks_for(self._bound(e)) - len(e.table) for e, _ in own)
@@ -145,7 +150,9 @@ class Cruise:
         needed = buffers.needs(segments)
         if needed is None:
             return False
-        buffers.reserve(self._sizes(needed, [d for _, d in own], most), longest=most)
+        buffers.reserve(
+            cruise_sizes(needed, [d for _, d in own], most, k=self._k, pool=pool), longest=most
+        )
         if self._k and self._outcomes.selection.layers != buffers.sizes.layers:
             return False
         self._asked = None
@@ -153,6 +160,8 @@ class Cruise:
             Member(e.request_id, d, e, seat)
             for (e, d), seat in zip(own, buffers.seat(segments), strict=True)
         ]
+        if not all(member.can_go_on(buffers, self._k) for member in members):
+            return False
         members.sort(key=lambda member: member.seat.number)
         self._is_thinner = self._is_short = self._is_torn = False
         self._landings.clear()
@@ -162,6 +171,10 @@ class Cruise:
         # Only now: what raises before leaves nobody half-way.
         self._members = members
         return True
+
+    def _k_of(self, decoder: RequestDecoder) -> int:
+        """Return the drafts of a request's rounds, as the gate has it now."""
+        return decoder.k if self._gate is None or self._gate.drafts else 0
 
     def step(self) -> StepPlan | None:
         """Run the next step, and look at the one before; None: there must be a plan.
@@ -217,8 +230,9 @@ class Cruise:
             # What the host has read is right; how far the device got is not known.
             for member in self._members:
                 self._scheduler.resume(member.name, length=member.decoder.length, drafted=0)
-                member.decoder.resume([])
+                member.decoder.resume([], k=self._k)
                 member.seat.selections = None
+                member.seat.kept.forget()
         elif self._members:
             self._give_back()
         self.forget()
@@ -238,7 +252,8 @@ class Cruise:
         for place, (member, text, count) in enumerate(zip(members, texts, drafted, strict=True)):
             length = member.decoder.length
             stays = self._scheduler.resume(member.name, length=length, drafted=count)
-            member.decoder.resume(text[1 : stays + 1])
+            member.decoder.resume(text[1 : stays + 1], k=self._k)
+            member.seat.kept = KeptRound(length - 1, count)
             if kept is not None:
                 member.seat.selections = part = ChosenPart(kept, place)
                 member.decoder.keys.resume(part, member.rounds)
@@ -272,26 +287,6 @@ class Cruise:
     def _is_too_long(self, tokens: int) -> bool:
         return self._longest is not None and tokens > self._longest
 
-    def _sizes(self, needed: Sizes, decoders: list[RequestDecoder], most: int) -> Sizes:
-        """Return what the buffers must hold: `needed` for drafts, and the rounds' ends."""
-        verifying, pool = most_verifying(len(decoders), self._k), self._scheduler.pool
-        rows = len(decoders) + self._k * verifying
-        # Rows of nobody, an eighth or a few, have blocks too.
-        longest = max(most, rows // 8 + LEAST_ROWS)
-        needed = replace(
-            needed, rows=bucket(rows), pages=max(needed.pages, pool.blocks_for(longest))
-        )
-        if not self._k:
-            return needed
-        keys = decoders[0].keys
-        scored = keys.scored_layers
-        return replace(
-            needed,
-            width=max(needed.width, keys.budget(most)), scored=tuple(sorted(scored)),
-            places=verifying if scored else 0, queries=self._k + 1 if scored else 0,
-            span=most if scored else 0,
-        )  # fmt: skip
-
     def _renew(self, drafted: list[int]) -> None:
         """Plan all steps to come: requests that have so many drafts go on."""
         self._schedule = CruiseSchedule(drafted, self._k)
@@ -316,7 +311,7 @@ class Cruise:
                 judged = min(judged, buffers.sizes.places)
             inputs = step_inputs(
                 rows, np.array([m.seat.number for m in members]), kinds, buffers, k=self._k,
-                is_scored=self._scores and verifying > 0, padded=padded, judged=judged,
+                is_scored=self._scores, padded=padded, judged=judged,
             )  # fmt: skip
             plan = StepPlan(
                 drafts=tuple(names[i] for i in rows.drafting),
@@ -329,16 +324,18 @@ class Cruise:
     @property
     def _scores(self) -> bool:
         """Whether those who verify leave scores."""
-        return bool(self._members[0].decoder.keys.scored_layers)
+        return bool(self._k and self._members[0].decoder.keys.scored_layers)
 
     def _rounds_of(self, budget: RatioBudget) -> CruiseRounds:
         """Return the rounds of earlier cruises where they fit, or new ones."""
-        buffers, held = self._runner.buffers, self._held
-        fits = held is not None and held.generation == buffers.generation
-        if held is None or not fits or (held.k, held.budget) != (self._k, budget):
-            held = self.new_rounds(buffers, self._outcomes.selection, k=self._k, budget=budget)
-        self._held = held
-        return held
+        buffers, key = self._runner.buffers, (self._k, budget)
+        if any(rounds.generation != buffers.generation for rounds in self._held.values()):
+            self._held.clear()
+        if key not in self._held:
+            self._held[key] = self.new_rounds(
+                buffers, self._outcomes.selection, k=self._k, budget=budget
+            )
+        return self._held[key]
 
     def _leave_out(self) -> None:
         """Go on without those who have ended; the others keep their drafts."""

@@ -13,6 +13,7 @@ from pillarattn.engine.batched_draws import DrawKind
 from pillarattn.engine.cruise_schedule import Integers, StepRows
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.step_buffers import StepBuffers
+from pillarattn.kernels.rounds import Spans, place_rows
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,6 @@ class StepForm:
         blank: the buffers' integers without what grows from step to step.
         seats, offsets, spare: of each row: whose it is, its place behind the newest token, and
             where a row of nobody lies in the scratch block.
-        token_places: of each row, in the tokens of the rounds.
         draft_places: of each row, where in the rounds the token goes that it drafts; that of a row
             which does not draft is nobody's.
         moving, ends: of each seat: whether it has rows, and how far behind the newest token they
@@ -78,7 +78,7 @@ class StepForm:
         seats = buffers.sizes.seats + 1
         return {
             "blank": len(buffers.ints), "seats": padded, "offsets": padded, "spare": padded,
-            "token_places": padded, "draft_places": padded, "moving": seats, "ends": seats,
+            "draft_places": padded, "moving": seats, "ends": seats,
             "verify_rows": judged * (k + 1), "verify_seats": judged, "real": judged,
         }  # fmt: skip
 
@@ -98,18 +98,17 @@ class StepForm:
             scored: whether those who verify leave scores.
             live: rows that are somebody's.
         """
-        named, size, rows = buffers.named, buffers.block_size, self.padded
-        buffers.ints.copy_(self.blank)
-        positions = torch.add(base[self.seats], self.offsets, out=named["positions"][:rows])
-        torch.index_select(tokens.view(-1), 0, self.token_places, out=named["tokens"][:rows])
-        places = self.seats * buffers.sizes.pages + positions // size
-        blocks = buffers.block_table.view(-1)[places]
-        torch.add(blocks * size + positions % size, self.spare, out=named["slots"][:rows])
-        torch.add(base * self.moving, self.ends, out=named["lengths"])
-        # A round's selected keys end where the round begins.
-        torch.mul(base, named["drafting"], out=named["tail_start"])
+        spans = Spans(**{name: buffers.spans[name].start for name in Spans._fields})
+        place_rows(
+            buffers.ints, self.blank, base, tokens, buffers.block_table, seats=self.seats,
+            offsets=self.offsets, spare=self.spare, moving=self.moving, ends=self.ends,
+            spans=spans, block_size=buffers.block_size,
+        )  # fmt: skip
         buffers.side = 0
-        return MixedStep(buffers, [], rows, is_steady=True, scored=scored, live=live)
+        return MixedStep(
+            buffers, [], self.padded, is_steady=True, scored=scored, live=live,
+            exact=scored and not keeps_lse(buffers, self._k),
+        )  # fmt: skip
 
 
 def step_inputs(
@@ -124,7 +123,7 @@ def step_inputs(
         kinds: how each request's tokens are drawn.
         buffers: as large as the step needs.
         k: drafts of a round.
-        is_scored: whether those who verify leave scores.
+        is_scored: whether verify passes leave scores, and drafts what these need.
         padded, judged: see `StepInputs`.
     """
     live, nobody, width = len(rows.owners), buffers.sizes.seats, k + 1
@@ -146,7 +145,7 @@ def step_inputs(
         "blank": _blank(rows, seats, counts, buffers, k=k, is_scored=is_scored),
         "seats": row_seats, "offsets": offsets,
         "spare": np.concatenate([rows.owners * 0, spare % buffers.block_size]),
-        "token_places": row_seats * width + offsets, "draft_places": draft_places,
+        "draft_places": draft_places,
         "moving": moving, "ends": ends, "verify_rows": verify_rows, "verify_seats": verify_seats,
         "real": (verify_seats != nobody).astype(np.int64),
     }  # fmt: skip
@@ -173,6 +172,15 @@ def _blank(
     part["row_starts"][1:] = counts.cumsum()
     part["drafting"][seats[rows.drafting]] = k > 0
     part["scored"][:] = -1
-    if is_scored:
-        part["scored"][: len(rows.verifying)] = seats[rows.verifying]
+    verifying = seats[rows.verifying]
+    if is_scored and keeps_lse(buffers, k):
+        part["kept_place"][seats[rows.drafting]] = rows.offsets[rows.draft_rows] + 1
+        part["score_place"][verifying] = np.arange(len(verifying)) + 1
+    elif is_scored:
+        part["scored"][: len(verifying)] = verifying
     return blank
+
+
+def keeps_lse(buffers: StepBuffers, k: int) -> bool:
+    """Whether all drafts of a round leave what the scores of its verify pass need."""
+    return buffers.kept.width >= k

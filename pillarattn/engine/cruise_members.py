@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pillarattn.engine.cruise_inputs import keeps_lse
 from pillarattn.engine.cruise_rounds import Report
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.kv_manager import Entry
-from pillarattn.engine.step_buffers import Seat
+from pillarattn.engine.step_buffers import Seat, StepBuffers
 
 
 @dataclass(eq=False)
@@ -30,6 +31,13 @@ class Member:
     def has_ended(self) -> bool:
         """Whether nothing is asked of it any more."""
         return self.decoder.request.finish_reason is not None
+
+    def can_go_on(self, buffers: StepBuffers, k: int) -> bool:
+        """Whether its drafts have left what the rows that verify them need."""
+        decoder = self.decoder
+        if not (decoder.drafts and decoder.keys.scored_layers and keeps_lse(buffers, k)):
+            return True
+        return self.seat.kept.covers(decoder.length - 1, len(decoder.drafts) + 1)
 
 
 @dataclass(frozen=True)

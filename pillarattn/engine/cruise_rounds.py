@@ -17,6 +17,7 @@ from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.own_noise import signed
 from pillarattn.engine.step_buffers import StepBuffers
+from pillarattn.kernels.rounds import judge_rounds
 from pillarattn.modules.budgets import RatioBudget
 
 # Recordings name whose memory they read.
@@ -115,31 +116,22 @@ class CruiseRounds:
         draws: list[tuple[DrawKind, Tensor | None]], chosen: Sequence[int],
     ) -> Tensor:  # fmt: skip
         """Take what a pass gives, and return what `play` does."""
-        drawn = self._drawn(form, logits.float(), draws)
-        tokens, seats, k = self.tokens.view(-1), form.verify_seats, self.k
-        targets = drawn[form.verify_rows].view(form.judged, k + 1)
-        drafted = self.tokens[seats, 1:]
-        if not form.judged:
-            tokens.index_copy_(0, form.draft_places, drawn.clamp_min(0))
-            return torch.cat([targets, drafted], dim=1)
-        targets = self.judged(form, targets, drafted)
-        stand = (targets[:, :k] == drafted).long().cumprod(dim=1).sum(dim=1)
-        newest = targets.gather(1, stand.unsqueeze(1)).squeeze(1).clamp_min(0)
-        emitted = stand + 1
-        base = self.base[seats] + emitted * form.real
-        report = torch.cat([targets, drafted], dim=1)
-        if k:
-            keys = self._chosen(step, base, emitted, chosen)
-            tokens.index_copy_(0, form.draft_places, drawn.clamp_min(0))
+        drawn = self._drawn(form, logits, draws)
+        seats, k = form.verify_seats, self.k
+        report, ends, emitted = judge_rounds(
+            self.judged(form, drawn), self.tokens, self.base,
+            rows=form.verify_rows.view(form.judged, k + 1), seats=seats, real=form.real,
+            draft_places=form.draft_places,
+        )  # fmt: skip
+        if k and form.judged:
             buffers = self._buffers
+            keys = self._chosen(step, ends, emitted, chosen)
             buffers.selected.put(keys, seats, buffers.block_table, buffers.block_size)
-        tokens.index_copy_(0, seats * (k + 1), newest * form.real)
-        self.base.index_copy_(0, seats, base)
         return report
 
-    def judged(self, form: StepForm, targets: Tensor, drafted: Tensor) -> Tensor:
-        """Return the tokens `[judged, k + 1]` that drafts `[judged, k]` are judged by."""
-        return targets
+    def judged(self, form: StepForm, drawn: Tensor) -> Tensor:
+        """Return the token of each row that drafts are judged by: what was drawn."""
+        return drawn
 
     def read(self, report: Tensor) -> Report | None:
         """Begin to copy a report to the host; None: nobody verified."""

@@ -227,9 +227,12 @@ class RequestDecoder:
         self._drafts = drafts
         return self.judge(Drawn(targets, True))
 
-    def resume(self, drafts: list[int]) -> None:
-        """Go on from a round that the device has begun by itself."""
+    def resume(self, drafts: list[int], *, k: int) -> None:
+        """Go on from a round of `k` drafts that the device has begun by itself."""
         self.forget_drafts()
+        if k < self.k:
+            # Such passes leave nothing that keys are chosen by.
+            self.keys.are_fresh = not self.keys.selects
         for token in drafts:
             self._add(token)
 

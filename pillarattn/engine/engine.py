@@ -90,9 +90,9 @@ class Engine:
         )  # fmt: skip
         goes_ahead = self.config.delayed_verification and self.config.phases == "unified"
         self.cruise: Cruise | None = None
-        if self.config.cruise and goes_ahead and self._gate is None:
+        if self.config.cruise and goes_ahead:
             most = longest(self.model, self.config.max_length)
-            self.cruise = Cruise(self.runner, self.scheduler, self._outcomes, most)
+            self.cruise = Cruise(self.runner, self.scheduler, self._outcomes, most, self._gate)
         self._streams = StreamDriver(self.step, device=self.runner.device.type)
         self.last_plan = StepPlan()
         self.stats = EngineStats()

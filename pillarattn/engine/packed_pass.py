@@ -45,6 +45,7 @@ class Segment:
         selector: chooses keys from the draft's own query, where the strategy does so.
         emitted: tokens of the round before, which such a choice keeps.
         scores: where a verify pass puts its row scores, or None.
+        exact: whether these must be by the rows' own normalisers, and not by those of drafts.
         scored_layers: layers that are scored.
         seeds: where a prompt's last query rows go.
         seed_rows: how many those are; 0 keeps none.
@@ -64,6 +65,7 @@ class Segment:
     selector: Selector | None = None
     emitted: int = 0
     scores: RequestScores | None = None
+    exact: bool = False
     scored_layers: frozenset[int] = frozenset()
     seeds: StepState | None = None
     keep: int = 0

@@ -92,6 +92,8 @@ class RequestKeys:
         self._scores = RequestScores()
         if self._selector.scores_verify:
             segment.scores, segment.scored_layers = self._scores, self.scored_layers
+            # What is added up from round to round must mean the same in each.
+            segment.exact = self._selector.strategy.keeps_history
 
     def seed(self, text: RequestText, *, emitted: int) -> None:
         """Choose the first round's keys, if the prompt's last queries are known, and forget them.

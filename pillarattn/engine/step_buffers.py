@@ -342,10 +342,13 @@ class StepBuffers:
         return list(map(Part, segments, *spans, places))
 
     def _is_exact(self, segment: Segment, seat: Seat) -> bool:
-        """Return whether scores of a pass take a read of their own: no drafts have left enough."""
+        """Return whether scores of a pass take a read of their own.
+
+        They are to be exact, or no drafts have left enough.
+        """
         rows = len(segment.tokens)
         is_known = self.kept.width > 0 and seat.kept.covers(segment.start, rows)
-        return segment.scores is not None and not is_known
+        return segment.scores is not None and (segment.exact or not is_known)
 
     def _load_selections(self, segments: list[Segment], seats: list[Seat]) -> None:
         """Copy in what drafts have chosen since, and look up its slots."""

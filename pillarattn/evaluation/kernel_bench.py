@@ -12,7 +12,7 @@ import torch
 from pillarattn.evaluation.environment import environment, source_commit
 from pillarattn.evaluation.kernel_bench_cells import SHAPES, Cell, cells
 from pillarattn.evaluation.kernel_bench_compile import compile_ahead
-from pillarattn.evaluation.kernel_bench_mixed import MixedCell
+from pillarattn.evaluation.kernel_bench_mixed import MixedCell, ScoredMixedCell
 from pillarattn.evaluation.kernel_bench_rivals import rivals
 from pillarattn.evaluation.kernel_bench_sampling import (
     VOCABULARIES,
@@ -114,6 +114,7 @@ def _further_cells(ops: tuple[str, ...], *, quick: bool) -> Iterator[Cell]:
     for batch, length in SHAPES[:1] if quick else SHAPES:
         if batch > 1 and MixedCell.op in ops:
             yield MixedCell(batch, length)
+            yield ScoredMixedCell(batch, length)
     several = ((PooledCell, 32), (MassCell, 1152), (MomentsCell, 1152), (PoolCell, 32))
     for kind, rows in several:
         if kind.op in ops:

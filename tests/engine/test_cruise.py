@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import pillarattn
+from pillarattn.engine import mixed_step
 from pillarattn.engine.chosen_keys import ChosenPart
 from pillarattn.engine.request import SamplingParams
 
@@ -94,6 +95,29 @@ def test_rounds_are_those_with_plans(cruising, delayed, prompts):
         (output,) = build().generate([prompts[3]], SamplingParams(max_tokens=90))
         found.append((output.rounds, output.drafted, output.accepted))
     assert found[0] == found[1]
+
+
+def test_keys_are_read_once(cruising, prompts, monkeypatch):
+    """Drafts leave what scores need: no verify pass of a cruise reads its keys a second time."""
+    run = cruising(k=3)
+    for prompt in prompts:
+        run.add_request(prompt, SamplingParams(max_tokens=200))
+    until_it_cruises(run)
+
+    def refuse(*arguments, **options):
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(mixed_step, "paged_row_scores", refuse)
+    for _ in range(12):
+        run.step()
+    assert run.cruise.is_on and run.cruise._step >= 12
+    # Who goes back to plans has kept all of it.
+    run.cruise.leave()
+    run.cruise = None
+    before = sum(request.rounds for request in run.requests.values())
+    for _ in range(8):
+        assert not any(output.error for output in run.step())
+    assert sum(request.rounds for request in run.requests.values()) > before
 
 
 def test_who_is_given_back_has_drafts_and_keys(cruising, prompts, alone):
@@ -255,8 +279,8 @@ def test_who_needs_the_host_has_plans(cruising, prompts, params):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"cruise": False}, {"phases": "lockstep"}, {"speculative": "auto"}, {"drafter": "ngram"},
-        {"strategy": "quest"}, {"strategy": "h2o"}, {"eviction": "heat", "host_tokens": 512},
+        {"cruise": False}, {"phases": "lockstep"}, {"drafter": "ngram"}, {"strategy": "quest"},
+        {"strategy": "h2o"}, {"eviction": "heat", "host_tokens": 512},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )  # fmt: skip

@@ -163,3 +163,11 @@ def test_kinds_tell_whether_keys_are_read_again(watched, prompts, monkeypatch):
     run, *_ = watched()
     run.generate(prompts[1:4], SamplingParams(max_tokens=NEW))
     assert kinds == {(False, False), (True, True), (True, False)}
+
+
+@pytest.mark.parametrize(("strategy", "is_exact"), [("pillar", False), ("h2o", True)])
+def test_what_is_added_up_over_rounds_is_exact(watched, prompts, strategy, is_exact):
+    run, scores, _ = watched(strategy=strategy)
+    run.generate(prompts[:2], SamplingParams(max_tokens=NEW))
+    assert len(scores) > 6
+    assert all(exact for _, _, exact, _ in scores) == is_exact

@@ -110,6 +110,35 @@ def test_tokens_do_not_depend_on_the_gate(
     assert run.stats.rounds > sum(o.rounds for o in wanted)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_it_turns_engines_that_cruise(cruising, engine, prompts, monkeypatch, temperature):
+    """Either way goes on without plans, and the tokens are the same."""
+    monkeypatch.setattr(speculation_gate, "ROUNDS", 2)
+    monkeypatch.setattr(speculation_gate, "SETTLING", 1)
+    monkeypatch.setattr(speculation_gate, "HOLD", 2)
+    params = [SamplingParams(max_tokens=90, temperature=temperature, seed=i) for i in range(6)]
+    wanted = engine(delayed_verification=False).generate(prompts, params)
+    run, drafted, ks = cruising(speculative="auto", kv_tokens=2048), [], set()
+    stepped = run._gate.stepped
+
+    def watched(seconds, tokens, requests):
+        if run.cruise.is_on:
+            ks.add(run.cruise.rounds.k)
+            drafted.append(len(run.last_plan.drafts))
+            assert bool(run.cruise.rounds.k) or not drafted[-1]
+        # Either way is the better one by turns.
+        stepped(1.0 + (run._gate.trials % 2 == run.speculates), tokens, requests)
+
+    monkeypatch.setattr(run._gate, "stepped", watched)
+    outputs = run.generate(prompts, params)
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in wanted]
+    assert ks == {0, 4} and sum(drafted) > 0
+    assert run._gate.trials > 1
+    assert run.cruised > 30
+    run.scheduler.check()
+    assert run.scheduler.pool.free == run.scheduler.pool.num_blocks
+
+
 def test_what_it_cannot_gate_is_named():
     with pytest.raises(ValueError, match="speculative must be True, False or 'auto', got 'yes'"):
         EngineConfig(speculative="yes")

@@ -149,10 +149,14 @@ def test_exactly_as_many_drafts_stand_as_the_pattern_says(way, monkeypatch):
             kept.append(request.accepted - accepted)
             allowed.append(request.drafted - drafted)
     assert kept == [min(pair) for pair in zip(asked, allowed, strict=False)]
-    # The verdict of the last pass may be on its way.
-    assert len(asked) - len(kept) <= engine.config.delayed_verification
+    if engine.cruise is None:
+        # The verdict of the last pass may be on its way.
+        assert len(asked) - len(kept) <= engine.config.delayed_verification
+    else:
+        # Those that cruise have theirs on the device, all of them.
+        assert len(asked) >= replayed_engine.ROUNDS
     assert len(kept) > 9 and len(set(kept)) > 2
-    assert max(launches) <= 5
+    assert max(launches, default=0) <= 5
     assert engine.cruise is None or engine.cruise.is_on
 
 
