@@ -180,7 +180,9 @@ def draw_all(logits: Tensor, wanted: list[DrawRows]) -> PendingDraws:
 def read_later(values: Tensor) -> Callable[[], list[list[int]]]:
     """Begin to copy integers to the host, and return what waits for them."""
     if not values.is_cuda:
-        return values.tolist
+        # As they are now: a replay writes to the same memory.
+        known: list[list[int]] = values.tolist()
+        return lambda: known
     held = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     held.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()
@@ -217,21 +219,32 @@ def _draw(logits: Tensor, kind: DrawKind, group: list[DrawRows]) -> Tensor:
 def draw_tokens(
     kind: DrawKind, rows: Tensor, seeds: Tensor, steps: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the tokens of rows of a kind that does not reject, and the processed logits.
+    """Return the tokens of rows of a kind that does not reject, and their logits.
+
+    Where no processor but a temperature has a say, logits of half precision are read as they are:
+    the tokens are those of fp32 copies, of which nothing is stored.
 
     Args:
         kind: of all of them.
-        rows: `[n, V]` fp32.
+        rows: `[n, V]` floating; in fp32 they decide.
         seeds, steps: `[n]` int64, keys of the noise: see `DrawRows`.
 
     Returns:
-        `[n]` int64, -1 where no token is possible, and `[n, V]`.
+        `[n]` int64, -1 where no token is possible, and `[n, V]`, processed where the kind has a
+        threshold.
     """
+    is_plain = kind.threshold is None and not (kind.top_k or kind.top_p < 1.0 or kind.min_p > 0.0)
+    if not is_plain or rows.dtype == torch.float64:
+        rows = rows.float()
     if kind.is_greedy:
-        return rows.argmax(dim=-1), rows
-    rows = _processed(kind, steps.unsqueeze(1), rows)
+        # The first of equal logits wins in any dtype. A CPU is quicker with a copy in fp32.
+        return (rows if rows.is_cuda else rows.float()).argmax(dim=-1), rows
     # The row of the noise is that of the request's own batch of one.
-    return gumbel_argmax(rows, torch.stack([seeds, torch.zeros_like(seeds), steps], dim=1)), rows
+    keys = (seeds, 0, steps)
+    if is_plain:
+        return gumbel_argmax(rows, keys, temperature=float(kind.temperature)), rows
+    rows = _processed(kind, steps.unsqueeze(1), rows)
+    return gumbel_argmax(rows, keys), rows
 
 
 def _processed(kind: DrawKind, ids: Tensor, rows: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 
 from pillarattn.datatypes import Draft
 from pillarattn.decoding.draft_length import ConfidenceLength, ConstantLength
-from pillarattn.engine.batched_draws import DrawRows, draw_all, draw_kind
+from pillarattn.engine import batched_draws
+from pillarattn.engine.batched_draws import DrawRows, draw_all, draw_kind, draw_tokens
 from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.request_text import RequestText
 from pillarattn.engine.sampling import processors_of, rule_of
@@ -105,6 +106,47 @@ def test_what_has_a_say_of_its_own_has_no_kind():
     assert draw_kind(SamplingParams(seed=1), Own()) is None
     # Greedy requests draw nothing, whatever rule they name.
     assert draw_kind(SamplingParams(acceptance="block"), ConstantLength()) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_logits_of_a_model_draw_what_fp32_copies_do(dtype, monkeypatch):
+    """Where a temperature alone has a say, no copy is made of them."""
+    given, draw = [], batched_draws.gumbel_argmax
+
+    def spied(logits, keys, **options):
+        given.append((logits.dtype, options))
+        return draw(logits, keys, **options)
+
+    monkeypatch.setattr(batched_draws, "gumbel_argmax", spied)
+    # Many that are equal.
+    logits = torch.randint(-3, 4, (9, 2 * VOCABULARY)).to(dtype) / 3
+    logits[3, [9, 5]] = float("nan")
+    seeds, steps = torch.arange(9) - 4, torch.arange(9) * 5
+    for options in KINDS:
+        params = SamplingParams(**{"seed": 1, **options})
+        kind = draw_kind(params, ConstantLength())
+        keys = torch.stack([seeds, torch.zeros_like(seeds), steps], dim=1)
+        if params.is_greedy:
+            wanted = logits.float().argmax(dim=-1)
+        else:
+            ids = torch.zeros(9, 1, dtype=torch.int64)
+            wanted = draw(processors_of(params, prompt_length=0)(ids, logits.float()), keys)
+        before = logits.clone()
+        assert torch.equal(draw_tokens(kind, logits, seeds, steps)[0], wanted)
+        assert torch.equal(logits.nan_to_num(9.0), before.nan_to_num(9.0))
+    used = torch.float32 if dtype == torch.float64 else dtype
+    plain = [(used, {"temperature": t}) for t in (1.0, 1.0)]
+    assert [given[0], given[-1]] == plain
+    assert [kind for kind, _ in given[1:-1]] == [torch.float32] * 3
+
+
+def test_rows_that_end_drafts_are_fp32():
+    kind = draw_kind(SamplingParams(temperature=0.7, seed=1), ConfidenceLength(0.5))
+    places = torch.arange(4)
+    rows = draw_tokens(kind, torch.randn(4, VOCABULARY).half(), places, places)[1]
+    assert rows.dtype == torch.float32
+    kind = draw_kind(SamplingParams(), ConfidenceLength(0.5))
+    assert draw_tokens(kind, rows.half(), places, places)[1].dtype == torch.float32
 
 
 def test_nobody_draws_nothing():

@@ -31,35 +31,60 @@ SLACK_SHARE = 2.0**-20
 SLACK = 1e-4
 
 
-def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
+def gumbel_argmax(
+    logits: Tensor, keys: Tensor | tuple[Tensor | int, ...], temperature: float | None = None
+) -> Tensor:
     """Compute `kernels.gumbel_argmax`."""
     rows, size = logits.shape
     if not logits.numel():
         return torch.full((rows,), -1, dtype=torch.int64, device=logits.device)
-    words = row_words(keys)
+    words = row_words(joined(keys, logits))
     spread = torch.arange(size, dtype=torch.int32, device=logits.device) * SPREAD
     few = max(1, AT_ONCE // size)
     parts = []
     for first in range(0, rows, few):
         some = slice(first, first + few)
-        row, token = _contenders(logits[some], words[some], spread)
+        block = scaled(logits[some], temperature)
+        row, token = _contenders(block, words[some], spread)
         if len(token) > MANY:
-            best = _best(logits[some], words[some], row, token)
+            best = _best(block[row, token], words[some], row, token, size)
             row = (best >= 0).nonzero()[:, 0]
             token = best[row]
         parts.append(torch.stack([row + first, token]))
     row, token = torch.cat(parts, dim=1)
-    return _best(logits, words, row, token)
+    return _best(scaled(logits[row, token], temperature), words, row, token, size)
 
 
-def _best(logits: Tensor, words: Tensor, row: Tensor, token: Tensor) -> Tensor:
-    """Return the tokens with the largest sums of their rows, `[R]`; -1 for a row without any."""
-    rows, size = logits.shape
-    reached = scores(logits[row, token], token, words[row])
-    best = torch.full((rows,), -torch.inf, dtype=torch.float64, device=logits.device)
+def joined(keys: Tensor | tuple[Tensor | int, ...], logits: Tensor) -> Tensor:
+    """Return keys as one tensor `[R, 3]`."""
+    if isinstance(keys, Tensor):
+        return keys
+    blank = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    return torch.stack([blank + part for part in keys], dim=1)
+
+
+def scaled(logits: Tensor, temperature: float | None) -> Tensor:
+    """Return what noise is added to: the logits, or fp32 (of fp64 fp64) quotients of them."""
+    if temperature is None:
+        return logits
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(kind) / temperature
+
+
+def _best(chosen: Tensor, words: Tensor, row: Tensor, token: Tensor, size: int) -> Tensor:
+    """Return the tokens with the largest sums of their rows, `[R]`; -1 for a row without any.
+
+    Args:
+        chosen: `[N]`, what noise is added to, of tokens `token` of rows `row`.
+        words: `[R, 4]`, of all rows.
+        row, token: `[N]` int64.
+        size: tokens of a vocabulary.
+    """
+    reached = scores(chosen, token, words[row])
+    best = torch.full((len(words),), -torch.inf, dtype=torch.float64, device=chosen.device)
     best.scatter_reduce_(0, row, reached, "amax")
     wins = reached == best[row]
-    lowest = torch.full((rows,), size, device=logits.device)
+    lowest = torch.full((len(words),), size, device=chosen.device)
     lowest.scatter_reduce_(0, row[wins], token[wins], "amin")
     return lowest.masked_fill(lowest == size, -1)
 

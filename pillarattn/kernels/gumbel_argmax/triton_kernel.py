@@ -5,6 +5,8 @@ The arithmetic is that of `noise.py` and `reference.py`, and `README.md` says wh
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,9 @@ from pillarattn.kernels.gumbel_argmax import noise, reference
 STRETCH = 1024
 # Stretches of a program of the first launch: several, where there are enough to fill a GPU.
 SEVERAL, ENOUGH = 4, 2048
+
+# One kernel serves wherever a key's parts lie, and whichever integer stands for one.
+_PARTS = ("seeds", "rows", "steps")
 
 _GOLDEN = tl.constexpr(noise.GOLDEN)
 _KEY_FACTOR_0, _KEY_FACTOR_1 = (tl.constexpr(factor) for factor in noise.KEY_FACTORS)
@@ -36,10 +41,32 @@ def _mixed_key(key):
 
 
 @triton.jit
-def _row_key(keys, row, stride_r, stride_p):
-    key = _mixed_key(tl.load(keys + row * stride_r) + _GOLDEN)
-    key = _mixed_key(key + tl.load(keys + row * stride_r + stride_p) + _GOLDEN)
-    return _mixed_key(key + tl.load(keys + row * stride_r + 2 * stride_p) + _GOLDEN)
+def _key_part(part, row, stride):
+    """Return a row's part of its key; one integer may be that of all rows."""
+    if part.dtype.is_ptr():
+        value = tl.load(part + row * stride)
+    else:
+        value = part.to(tl.int64)
+    return value
+
+
+@triton.jit
+def _row_key(seeds, rows, steps, row, stride_s, stride_r, stride_t):
+    key = _mixed_key(_key_part(seeds, row, stride_s) + _GOLDEN)
+    key = _mixed_key(key + _key_part(rows, row, stride_r) + _GOLDEN)
+    return _mixed_key(key + _key_part(steps, row, stride_t) + _GOLDEN)
+
+
+@triton.jit
+def _scaled(x, factor, SCALING: tl.constexpr):
+    """Return logits over a temperature, fp32, as the device's torch divides by a number."""
+    x = x.to(tl.float32)
+    if SCALING == "times":
+        x = x * factor
+    elif SCALING == "over":
+        # What "/" compiles to is rounded otherwise.
+        x = tl.div_rn(x, factor)
+    return x
 
 
 @triton.jit
@@ -103,29 +130,30 @@ def _scores(x, tokens, key):
     return x.to(tl.float64) - (exponent * _LN2 + _log_near_one(rest))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_PARTS)
 def _bound_kernel(
-    logits, keys, bounds, stride_lr, stride_lv, stride_kr, stride_kp, size, stretches,
-    STRETCH: tl.constexpr, STRETCHES: tl.constexpr,
+    logits, seeds, rows, steps, bounds, stride_lr, stride_lv, stride_ks, stride_kr, stride_kt,
+    size, stretches, factor, STRETCH: tl.constexpr, STRETCHES: tl.constexpr, SCALING: tl.constexpr,
 ):  # fmt: skip
     """Write what no sum of a stretch exceeds; +inf where a logit is NaN or +inf."""
     row = tl.program_id(0).to(tl.int64)
     stretch = tl.program_id(1) * STRETCHES + tl.arange(0, STRETCHES)
     tokens = stretch[:, None] * STRETCH + tl.arange(0, STRETCH)[None, :]
     place = logits + row * stride_lr + tokens.to(tl.int64) * stride_lv
-    x = tl.load(place, mask=tokens < size, other=-float("inf")).to(tl.float32)
-    u = _words(tokens, _row_key(keys, row, stride_kr, stride_kp)).to(tl.float32)
+    x = _scaled(tl.load(place, mask=tokens < size, other=-float("inf")), factor, SCALING)
+    key = _row_key(seeds, rows, steps, row, stride_ks, stride_kr, stride_kt)
+    u = _words(tokens, key).to(tl.float32)
     rate = u * (u * (2.0**-32) + 1.0) + 2.0**-32
     bound = x - rate.to(tl.int32, bitcast=True).to(tl.float32) * _LOG_BIT
-    # A maximum may pass over NaN.
-    bound = tl.where(x == x, bound, float("inf"))
+    # A maximum may pass over NaN; a fused product and sum may stay below a quotient of +inf.
+    bound = tl.where(x < float("inf"), bound, float("inf"))
     tl.store(bounds + row * stretches + stretch, tl.max(bound, 1), mask=stretch < stretches)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_PARTS)
 def _choose_kernel(
-    logits, keys, bounds, out, stride_lr, stride_lv, stride_kr, stride_kp, size, stretches,
-    STRETCH: tl.constexpr, BLOCK: tl.constexpr,
+    logits, seeds, rows, steps, bounds, out, stride_lr, stride_lv, stride_ks, stride_kr, stride_kt,
+    size, stretches, factor, STRETCH: tl.constexpr, BLOCK: tl.constexpr, SCALING: tl.constexpr,
 ):  # fmt: skip
     """Look exactly at the stretch of the largest bound, then at those it does not rule out."""
     row = tl.program_id(0).to(tl.int64)
@@ -137,7 +165,7 @@ def _choose_kernel(
     slack = _OFFSET + _SLACK + tl.abs(bound) * _SLACK_SHARE
     bound += tl.where(slack < float("inf"), slack, 0.0)
     possible = (top > -float("inf")) & (top < float("inf"))
-    key = _row_key(keys, row, stride_kr, stride_kp)
+    key = _row_key(seeds, rows, steps, row, stride_ks, stride_kr, stride_kt)
     best = tl.full([], -float("inf"), tl.float64)
     token = tl.full([], -1, tl.int64)
     stretch = tl.where(possible, tl.argmax(bound, 0), stretches)
@@ -145,7 +173,7 @@ def _choose_kernel(
         tokens = stretch * STRETCH + tl.arange(0, STRETCH)
         inside = tokens < size
         place = logits + row * stride_lr + tokens.to(tl.int64) * stride_lv
-        x = tl.load(place, mask=inside, other=-float("inf"))
+        x = _scaled(tl.load(place, mask=inside, other=-float("inf")), factor, SCALING)
         reached = tl.where(inside, _scores(x, tokens, key), -float("inf"))
         most = tl.max(reached, 0)
         lowest = tl.min(tl.where(reached == most, tokens, 2147483647), 0).to(tl.int64)
@@ -157,23 +185,44 @@ def _choose_kernel(
     tl.store(out + row, token)
 
 
-def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
+def scaling_of(temperature: float | None, *, is_cuda: bool) -> tuple[str, float]:
+    """Return what is done to logits, and the fp32 number that it is done with.
+
+    On CUDA torch multiplies by a number's inverse, rounded to fp32 once; on a CPU it divides.
+    """
+    if temperature is None:
+        return "none", 1.0
+    if is_cuda:
+        return "times", ctypes.c_float(1.0 / temperature).value
+    return "over", ctypes.c_float(temperature).value
+
+
+def gumbel_argmax(
+    logits: Tensor, keys: Tensor | tuple[Tensor | int, ...], temperature: float | None = None
+) -> Tensor:
     """Compute `kernels.gumbel_argmax`."""
     rows, size = logits.shape
     if not logits.numel():
         return torch.full((rows,), -1, dtype=torch.int64, device=logits.device)
+    scaling, factor = scaling_of(temperature, is_cuda=logits.is_cuda)
+    if not torch.finfo(torch.float32).tiny <= factor < float("inf"):
+        # Such a number would make NaN of what lies past the last token, or is not held exactly.
+        logits, scaling = reference.scaled(logits, temperature), "none"
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     stretches = -(-size // STRETCH)
     at_once = SEVERAL if rows * stretches >= ENOUGH else 1
     bounds = torch.empty(rows, stretches, dtype=torch.float32, device=logits.device)
-    given = (*logits.stride(), *keys.stride(), size, stretches)
+    parts = keys.unbind(1) if isinstance(keys, Tensor) else keys
+    strides = [part.stride(0) if isinstance(part, Tensor) else 0 for part in parts]
+    given = (*logits.stride(), *strides, size, stretches, factor)
     with torch.cuda.device_of(logits):
         _bound_kernel[(rows, -(-stretches // at_once))](
-            logits, keys, bounds, *given, STRETCH=STRETCH, STRETCHES=at_once, num_warps=4
-        )
+            logits, *parts, bounds, *given,
+            STRETCH=STRETCH, STRETCHES=at_once, SCALING=scaling, num_warps=4,
+        )  # fmt: skip
         # A fused product and sum is rounded once where the reference rounds twice.
         _choose_kernel[(rows,)](
-            logits, keys, bounds, out, *given, STRETCH=STRETCH, BLOCK=power_of_two(stretches),
-            num_warps=4, enable_fp_fusion=False,
+            logits, *parts, bounds, out, *given, STRETCH=STRETCH, BLOCK=power_of_two(stretches),
+            SCALING=scaling, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from pillarattn.kernels.gumbel_argmax import triton_kernel
-from pillarattn.kernels.gumbel_argmax.triton_kernel import _row_key, _scores
+from pillarattn.kernels.gumbel_argmax.triton_kernel import _row_key, _scaled, _scores
 
 EDGES = [0, 1, -1, 2**31 - 1, 2**31, 2**32, 2**40 + 3, 2**62 + 5, 2**63 - 1, -(2**31), -(2**63)]
 
@@ -24,7 +24,7 @@ def _scores_kernel(logits, keys, out, first, size, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     places = tl.arange(0, BLOCK)
     x = tl.load(logits + row * size + places, mask=places < size, other=0.0)
-    reached = _scores(x, first + places, _row_key(keys, row, 3, 1))
+    reached = _scores(x, first + places, _row_key(keys, keys + 1, keys + 2, row, 3, 3, 3))
     tl.store(out + row * size + places, reached, mask=places < size)
 
 
@@ -70,3 +70,32 @@ def test_no_sum_is_above_the_bound_of_its_stretch(triton_device, monkeypatch) ->
     assert bool((exact <= own + slack).all())
     bounds[torch.arange(rows), place] = -torch.inf
     assert bool((bounds == -torch.inf).all())
+
+
+@triton.jit
+def _scaled_kernel(logits, out, factor, size, BLOCK: tl.constexpr, SCALING: tl.constexpr):
+    places = tl.arange(0, BLOCK)
+    x = tl.load(logits + places, mask=places < size, other=0.0)
+    tl.store(out + places, _scaled(x, factor, SCALING), mask=places < size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("temperature", [0.1, 0.3, 0.7, 1.3, 1.7, 2.0, 1e-30, 1e30])
+def test_quotients_are_torchs_bit_for_bit(triton_device, dtype, temperature) -> None:
+    """On the device, and as one finds them where torch multiplies by an inverse."""
+    # The interpreter takes subnormal numbers of bf16 for 0.
+    least = -37 if dtype == torch.bfloat16 else -44
+    many = torch.randn(4000) * 10.0 ** torch.randint(least, 38, (4000,))
+    many[many.abs() < 10.0**least] = 0.0
+    many[:5] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+    logits = many.to(dtype).to(triton_device)
+    inverse = torch.tensor(1.0 / temperature)
+    for is_cuda, want in (
+        (logits.is_cuda, logits.float() / temperature), (True, logits.float() * inverse)
+    ):  # fmt: skip
+        scaling, factor = triton_kernel.scaling_of(temperature, is_cuda=is_cuda)
+        out = torch.empty(len(logits), device=triton_device)
+        _scaled_kernel[(1,)](logits, out, factor, 4000, BLOCK=4096, SCALING=scaling)
+        assert torch.equal(out.nan_to_num(7.0), want.nan_to_num(7.0))
+        assert torch.equal(out.isnan(), want.isnan())
+        assert torch.equal(out.signbit() | out.isnan(), want.signbit() | want.isnan())
