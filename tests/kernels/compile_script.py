@@ -40,6 +40,8 @@ SHARED_BY_TWO = {"mixed_kernel": 113 * 1024}
 QUEUED_LOOPS = {"mixed_kernel": 2}
 # Kernels whose fp64 must be the reference's bit for bit: a fused product and sum is rounded once.
 UNFUSED = {"_choose_kernel", "_keyed_race_kernel"}
+# Kernels that divide logits in fp32, as torch does.
+SCALED = {"_bound_kernel", "_choose_kernel"}
 # What its constants would be if Triton took them for fp32, as it does in comparisons.
 _AS_FP32 = {c: struct.unpack("f", struct.pack("f", c))[0] for c in (LN2, MIDDLE, *SERIES)}
 ROUNDED = {f"0d{struct.pack('>d', r).hex().upper()}" for c, r in _AS_FP32.items() if r != c}
@@ -81,6 +83,11 @@ def compile_only() -> list[str]:
             raise ValueError(f"{name} fuses products and sums of fp64")
         if name in UNFUSED and not ROUNDED.isdisjoint(re.findall(r"0d\w{16}", kernel.asm["ptx"])):
             raise ValueError(f"{name} rounds a constant of fp64 to fp32")
+        divides = "div.rn.f32" in kernel.asm["ptx"]
+        if name in SCALED and divides != (options["SCALING"] == "over"):
+            raise ValueError(f"{name} does not divide by a temperature as it says")
+        if name in SCALED and re.search(r"div\.(full|approx)|f32\.ftz|ftz\.f32", kernel.asm["ptx"]):
+            raise ValueError(f"{name} rounds fp32 otherwise than IEEE 754")
         compiled.append(name)
 
     driver.set_active(Hopper())
@@ -185,11 +192,14 @@ def layers(*, rows: int, heads: int, kv_heads: int, dim: int, normed: bool) -> N
     )  # fmt: skip
 
 
-def gumbel_argmax(*, rows: int, size: int, dtype: torch.dtype) -> None:
+def gumbel_argmax(
+    *, rows: int, size: int, dtype: torch.dtype, scaling: str = "none", row: int | None = None
+) -> None:
     """Compile for logits of one shape."""
-    gumbel.gumbel_argmax(
-        torch.zeros(rows, size, dtype=dtype), torch.zeros(rows, 3, dtype=torch.int64)
-    )
+    gumbel.scaling_of = lambda temperature, is_cuda: (scaling, 0.7)
+    keys = torch.zeros(rows, 3, dtype=torch.int64)
+    parts = keys if row is None else (keys[:, 0], row, torch.zeros_like(keys[:, 0]))
+    gumbel.gumbel_argmax(torch.zeros(rows, size, dtype=dtype), parts)
 
 
 def rejection_sample(*, batch: int, k: int, size: int, dtype: torch.dtype, ragged: bool) -> None:
@@ -244,6 +254,13 @@ CASES: dict[str, Callable[[], None]] = {
     "forecast ones": lambda: forecast(rows=1, heads=1, size=1, dtype=FP32, first=True),
     "gumbel": lambda: gumbel_argmax(rows=300, size=8192, dtype=FP32),
     "gumbel few": lambda: gumbel_argmax(rows=16, size=50257, dtype=BF16),
+    "gumbel inverse": lambda: gumbel_argmax(
+        rows=484, size=49152, dtype=BF16, scaling="times", row=0
+    ),
+    "gumbel quotient": lambda: gumbel_argmax(
+        rows=3, size=5000, dtype=FP32, scaling="over", row=2**40
+    ),
+    "gumbel row 1": lambda: gumbel_argmax(rows=1, size=1, dtype=FP32, scaling="times", row=1),
     "gumbel ones": lambda: gumbel_argmax(rows=1, size=1, dtype=torch.float16),
     "rejection": lambda: rejection_sample(batch=2, k=8, size=151936, dtype=FP32, ragged=True),
     "rejection half": lambda: rejection_sample(batch=3, k=5, size=50257, dtype=BF16, ragged=False),
