@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from pillarattn.engine.logprobs import TokenLogprob
+from pillarattn.engine.output_text import OutputText
 
 # `(ids [1, L] int64, logits [1, V] fp32) -> logits`, as a Hugging Face logits processor.
 LogitsProcessor = Callable[[Any, Any], Any]
@@ -162,6 +163,8 @@ class Request:
         state: see `RequestState`.
         finish_reason: why it ended, or None.
         error: what went wrong, for `FinishReason.ERROR`.
+        text: of the output, as it was asked for last.
+        grown: what makes the text while the request runs; None: nobody has asked.
         drafted, accepted, rounds: counts over its verify passes.
     """
 
@@ -176,6 +179,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     text: str | None = None
+    grown: OutputText | None = None
     drafted: int = 0
     accepted: int = 0
     rounds: int = 0

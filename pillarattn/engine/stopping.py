@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pillarattn.engine.output_text import OutputText
 from pillarattn.engine.request import FinishReason, Request
 
 # Characters at the start of a decoded tail that may not be those of the whole text.
@@ -32,9 +33,15 @@ class StopCheck:
         return FinishReason.LENGTH if len(output) >= params.max_tokens else None
 
     def text(self, request: Request) -> str | None:
-        """Return the output as text, up to a stop string; None without a tokenizer."""
+        """Return the output as text, up to a stop string; None without a tokenizer.
+
+        While the request runs, each call costs as much as what is new.
+        """
         if self.tokenizer is None:
             return None
+        if request.finish_reason is None:
+            request.grown = request.grown or OutputText(self.tokenizer)
+            return request.grown.of(request.output)
         text = str(self.tokenizer.decode(request.output, skip_special_tokens=True))
         if request.finish_reason is not FinishReason.STOP:
             return text
