@@ -10,6 +10,7 @@ from torch import Tensor
 from pillarattn.datatypes import Selection, on_device
 from pillarattn.engine.chosen_keys import ChosenKeys, ChosenPart
 from pillarattn.kernels.mixed_attention import READS_ALL, slots_of
+from pillarattn.kernels.seat_keys import seat_keys
 
 
 class SeatSelections:
@@ -17,6 +18,7 @@ class SeatSelections:
 
     Args:
         device: where they are.
+        kernels: "auto", "reference" or "triton"; see `kernels.dispatch.choose`.
 
     Attributes:
         indices: `[layers, seats, Hkv, N]` int32, logical positions.
@@ -24,8 +26,8 @@ class SeatSelections:
         slots: where those positions lie in the pool, as `indices`.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, kernels: str = "auto") -> None:
+        self.device, self._kernels = device, kernels
         self._layers: tuple[int, ...] = ()
         self.indices = torch.zeros(0, 0, 0, 0, dtype=torch.int32, device=device)
         self.slots, self.counts = self.indices, self.indices.sum(-1, dtype=torch.int32)
@@ -62,26 +64,29 @@ class SeatSelections:
         if not changed:
             return
         # Those that were chosen together lie together, and are copied together.
-        changed = sorted(changed, key=lambda pair: _source(pair[1]))
-        places = [s.place if isinstance(s, ChosenPart) else 0 for _, s in changed]
-        table = on_device([[number for number, _ in changed], places], self.device)
-        at = 0
-        while at < len(changed):
-            number, selections = changed[at]
-            end = at + 1
+        alone: list[tuple[int, Mapping[int, Selection]]] = []
+        together: dict[int, list[tuple[int, ChosenPart]]] = {}
+        for number, selections in changed:
             if isinstance(selections, ChosenPart) and selections.chosen.layers == self._layers:
-                while end < len(changed) and _source(changed[end][1]) == _source(selections):
-                    end += 1
-                self._load_many(selections.chosen, table[0, at:end], table[1, at:end])
+                together.setdefault(id(selections.chosen), []).append((number, selections))
             else:
-                self._load_one(number, selections)
-            at = end
-        self._look_up(table[0], block_table, block_size)
+                alone.append((number, selections))
+        shared = [pair for group in together.values() for pair in group]
+        places = [0] * len(alone) + [part.place for _, part in shared]
+        table = on_device([[number for number, _ in [*alone, *shared]], places], self.device)
+        at = len(alone)
+        for number, selections in alone:
+            self._load_one(number, selections)
+        if alone:
+            self._look_up(table[0, :at], block_table, block_size)
+        for group in together.values():
+            seats, rows = table[:, at : at + len(group)]
+            self._load_many(group[0][1].chosen, seats, rows, block_table, block_size)
+            at += len(group)
 
     def put(self, chosen: ChosenKeys, seats: Tensor, block_table: Tensor, block_size: int) -> None:
         """Write what was chosen for `seats` `[B]`, in their order, as `load` does."""
-        self._load_many(chosen, seats, None)
-        self._look_up(seats, block_table, block_size)
+        self._load_many(chosen, seats, None, block_table, block_size)
 
     def taken(self, seats: Tensor, lengths: Tensor) -> ChosenKeys:
         """Return copies of what `seats` read, chosen when they had `lengths` tokens."""
@@ -93,12 +98,15 @@ class SeatSelections:
         found = slots_of(chosen, block_table[where], block_size)
         self.slots[:, where] = found.unflatten(1, (layers, heads)).transpose(0, 1)
 
-    def _load_many(self, chosen: ChosenKeys, seats: Tensor, places: Tensor | None) -> None:
-        indices, counts = chosen.indices, chosen.counts
-        if places is not None:
-            indices, counts = indices.index_select(1, places), counts.index_select(1, places)
-        self.indices[..., : indices.shape[3]].index_copy_(1, seats, indices)
-        self.counts.index_copy_(1, seats, counts)
+    def _load_many(
+        self, chosen: ChosenKeys, seats: Tensor, places: Tensor | None, block_table: Tensor,
+        block_size: int,
+    ) -> None:  # fmt: skip
+        seat_keys(
+            chosen.indices, chosen.counts, seats=seats, places=places, block_table=block_table,
+            block_size=block_size, indices=self.indices, counts=self.counts, slots=self.slots,
+            implementation=self._kernels,
+        )  # fmt: skip
 
     def _load_one(self, number: int, selections: Mapping[int, Selection]) -> None:
         given = [selections[i] for i in self._layers if i in selections]
@@ -120,7 +128,3 @@ def width_of(selections: Mapping[int, Selection]) -> int:
     if isinstance(selections, ChosenPart):
         return int(selections.chosen.indices.shape[3])
     return max((s.indices.shape[2] for s in selections.values()), default=0)
-
-
-def _source(selections: Mapping[int, Selection]) -> int:
-    return id(selections.chosen) if isinstance(selections, ChosenPart) else id(selections)

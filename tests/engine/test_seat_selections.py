@@ -67,3 +67,21 @@ def test_a_layer_without_a_selection_reads_everything():
     assert seats.counts[:, 1].tolist() == [[READS_ALL] * HEADS, [4] * HEADS]
     assert seats.indices[1, 1, :, :4].tolist() == [[1] * 4] * HEADS
     seats.load([], table, BLOCK)
+
+
+def test_chosen_on_the_device_comes_to_its_seats_and_nothing_else_changes():
+    seats = SeatSelections(torch.device("cpu"))
+    seats.resize(LAYERS, seats=6, heads=HEADS, width=8)
+    table = torch.randperm(6 * 8).view(6, 8).to(torch.int32)
+    wide, narrow = chosen(3, 8, 3), chosen(2, 5, 0)
+    seats.put(wide, torch.tensor([4, 0, 2]), table, BLOCK)
+    narrow.counts[:, 1] = 2
+    seats.put(narrow, torch.tensor([2, 5]), table, BLOCK)
+    for number, part in ((4, ChosenPart(wide, 0)), (0, ChosenPart(wide, 1)),
+                         (2, ChosenPart(narrow, 0)), (5, ChosenPart(narrow, 1))):  # fmt: skip
+        check(seats, number, part, table)
+    assert torch.equal(seats.indices[:, 2, :, 5:], wide.indices[:, 2, :, 5:])
+    assert (seats.counts[:, [1, 3]] == READS_ALL).all()
+    assert (seats.slots[:, [1, 3]] == 0).all()
+    taken = seats.taken(torch.tensor([2]), torch.tensor([30]))
+    assert torch.equal(taken.counts, narrow.counts[:, :1])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor
 
+from pillarattn.kernels.dispatch import choose
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
+from pillarattn.kernels.work_items import reference
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def make_work_list(
     group: int,
     tiles: MixedTiles,
     most: int,
+    implementation: str = "auto",
 ) -> WorkList:
     """Divide the reading lists into items of `tiles.split` places; no wait for the device.
 
@@ -58,37 +62,23 @@ def make_work_list(
             that any of them has: of a shorter list the last items are empty.
         group: query heads of a KV head.
         most: `most_splits` of the block table.
+        implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
         others: as `kernels.mixed_attention`.
     """
-    batch, kv_heads = counts.shape
-    owned = row_starts.diff().unsqueeze(-1)
-    whole, tail = lengths.unsqueeze(-1), (lengths - tail_start).clamp_min(0).unsqueeze(-1)
-    places = torch.where(counts < 0, whole, counts + tail)
-    splits = (-(-places // tiles.split)).clamp(1, most)
-    packed = owned * group
-    taken = tiles.taken_rows(group)
-    blocks = torch.where(packed <= tiles.few_rows, packed.clamp_max(1), -(-packed // taken))
-    sizes = (splits * blocks).flatten()
-    # Short keys: a radix sort takes a pass over them for each few bits.
-    longest = places.clamp_max(min(tiles.split, 2**15 - 1)).to(torch.int16)
-    order = longest.flatten().argsort(descending=True, stable=True)
-    ends = sizes[order].cumsum(0)
-    starts = torch.empty(batch * kv_heads + 1, dtype=torch.int32, device=lengths.device)
-    starts[order] = (ends - sizes[order]).to(torch.int32)
-    starts[-1:] = ends[-1:]
-    room = kv_heads * most * (batch + rows * group // taken)
-    numbers = torch.arange(room, device=lengths.device)
-    items = order[torch.searchsorted(ends, numbers, right=True).clamp_max_(len(order) - 1)]
-    line = torch.arange(rows, device=lengths.device, dtype=row_starts.dtype)
-    owners = torch.searchsorted(row_starts, line, right=True) - 1
-    owners = owners.masked_fill(line >= row_starts[-1], -1)
-    return WorkList(
-        tiles,
-        items.to(torch.int32),
-        starts,
-        splits.flatten().to(torch.int32),
-        owners.to(torch.int32),
-    )
+    make = reference.work_items
+    if is_triton(implementation, row_starts, lengths, counts, tail_start):
+        make = import_module("pillarattn.kernels.work_items.triton_kernel").work_items
+    made = make(
+        rows, row_starts=row_starts, lengths=lengths, counts=counts, tail_start=tail_start,
+        group=group, tiles=tiles, most=most,
+    )  # fmt: skip
+    return WorkList(tiles, *made)
+
+
+def is_triton(implementation: str, *tensors: Tensor) -> bool:
+    """Return whether Triton attends to these tensors: it then makes what attention reads, too."""
+    chosen = choose("mixed_attention", implementation, *tensors)
+    return chosen is not choose("mixed_attention", "reference")
 
 
 def slots_of(indices: Tensor, block_table: Tensor, block_size: int) -> Tensor:
