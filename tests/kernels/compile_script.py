@@ -24,11 +24,14 @@ from pillarattn.kernels.key_forecast.features import FEATURES
 from pillarattn.kernels.keyed_rejection import triton_kernel as keyed
 from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
 from pillarattn.kernels.mixed_attention import launch as mixed
+from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 from pillarattn.kernels.pool_layers import launch as pooling
 from pillarattn.kernels.pooled_select import launch as pooled
 from pillarattn.kernels.rejection_sample import triton_kernel as rejection
 from pillarattn.kernels.row_scores import triton_kernel as row_scores
+from pillarattn.kernels.seat_keys import triton_kernel as seat_keys
 from pillarattn.kernels.topk_select import triton_kernel as topk
+from pillarattn.kernels.work_items import triton_kernel as work_items
 
 BF16, FP32 = torch.bfloat16, torch.float32
 # A block of Hopper may ask for so much.
@@ -222,6 +225,28 @@ def keyed_rejection(*, rows: int, drafts: int, longest: int, size: int, has_laws
     )  # fmt: skip
 
 
+def work_list(*, batch: int, rows: int, kv_heads: int, group: int, most: int) -> None:
+    """Compile for the pairs of a batch, with integers of both widths."""
+    for dtype in (torch.int64, torch.int32):
+        lengths = torch.full((batch,), rows, dtype=dtype)
+        work_items.work_items(
+            rows, row_starts=torch.zeros(batch + 1, dtype=dtype), lengths=lengths,
+            counts=torch.zeros(batch, kv_heads, dtype=torch.int32), tail_start=lengths,
+            group=group, tiles=MixedTiles(), most=most,
+        )  # fmt: skip
+
+
+def chosen_keys(*, layers: int, rows: int, heads: int, width: int, picked: bool) -> None:
+    """Compile for keys at seats, all of them or a few rows."""
+    chosen = torch.zeros(layers, rows, heads, width, dtype=torch.int32)
+    counts, seats = chosen.sum(-1, dtype=torch.int32), torch.arange(rows)
+    seat_keys.seat_keys(
+        chosen, counts, seats=seats, places=seats if picked else None,
+        block_table=torch.zeros(rows, width, dtype=torch.int32), block_size=width,
+        indices=chosen, counts=counts, slots=chosen,
+    )  # fmt: skip
+
+
 CASES: dict[str, Callable[[], None]] = {
     "mixed": lambda: mixed_attention(batch=3, rows=9, heads=32, kv_heads=8, dim=128),
     "mixed ones": lambda: mixed_attention(batch=1, rows=1, heads=1, kv_heads=1, block=1),
@@ -269,6 +294,10 @@ CASES: dict[str, Callable[[], None]] = {
     "keyed": lambda: keyed_rejection(rows=12, drafts=9, longest=8, size=151936, has_laws=True),
     "keyed ones": lambda: keyed_rejection(rows=2, drafts=1, longest=1, size=1, has_laws=False),
     "keyed none": lambda: keyed_rejection(rows=1, drafts=0, longest=0, size=9, has_laws=True),
+    "work list": lambda: work_list(batch=128, rows=300, kv_heads=8, group=4, most=9),
+    "work list ones": lambda: work_list(batch=1, rows=1, kv_heads=1, group=1, most=1),
+    "seat keys": lambda: chosen_keys(layers=36, rows=9, heads=8, width=16, picked=False),
+    "seat keys ones": lambda: chosen_keys(layers=1, rows=1, heads=1, width=1, picked=True),
     "layers": lambda: layers(rows=4, heads=32, kv_heads=8, dim=128, normed=True),
     "layers ones": lambda: layers(rows=1, heads=1, kv_heads=1, dim=2, normed=False),
 }  # fmt: skip
