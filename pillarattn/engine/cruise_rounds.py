@@ -141,12 +141,12 @@ class CruiseRounds:
         self, form: StepForm, logits: Tensor, draws: list[tuple[DrawKind, Tensor | None]]
     ) -> Tensor:
         """Return the token of each row, -1 where none is possible."""
-        found = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         steps = self._buffers.named["positions"][: form.padded] + self._shifts[form.seats]
         seeds = self._seeds[form.seats]
+        if len(draws) == 1:
+            return draw_tokens(draws[0][0], logits, seeds, steps)[0]
+        found = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         for kind, rows in draws:
-            if rows is None:
-                return draw_tokens(kind, logits, seeds, steps)[0]
             found[rows] = draw_tokens(kind, logits[rows], seeds[rows], steps[rows])[0]
         return found
 
