@@ -115,7 +115,8 @@ class EngineBench:
         if self.cruise:
             ways[" cruise"] = {"cruise": True}
         if self.auto:
-            ways[" auto"] = {"speculative": "auto", "delayed_verification": self.delayed}
+            ahead = self.delayed or self.cruise
+            ways[" auto"] = {"speculative": "auto", "delayed_verification": ahead}
         rules = self.acceptances if self.temperature > 0 else ("gumbel",)
         for k in self.ks:
             for rule in rules:
