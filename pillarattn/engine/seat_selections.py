@@ -18,7 +18,6 @@ class SeatSelections:
 
     Args:
         device: where they are.
-        kernels: "auto", "reference" or "triton"; see `kernels.dispatch.choose`.
 
     Attributes:
         indices: `[layers, seats, Hkv, N]` int32, logical positions.
@@ -26,8 +25,8 @@ class SeatSelections:
         slots: where those positions lie in the pool, as `indices`.
     """
 
-    def __init__(self, device: torch.device, *, kernels: str = "auto") -> None:
-        self.device, self._kernels = device, kernels
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._layers: tuple[int, ...] = ()
         self.indices = torch.zeros(0, 0, 0, 0, dtype=torch.int32, device=device)
         self.slots, self.counts = self.indices, self.indices.sum(-1, dtype=torch.int32)
@@ -105,7 +104,6 @@ class SeatSelections:
         seat_keys(
             chosen.indices, chosen.counts, seats=seats, places=places, block_table=block_table,
             block_size=block_size, indices=self.indices, counts=self.counts, slots=self.slots,
-            implementation=self._kernels,
         )  # fmt: skip
 
     def _load_one(self, number: int, selections: Mapping[int, Selection]) -> None:
