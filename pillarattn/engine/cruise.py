@@ -12,7 +12,7 @@ from pillarattn.engine.chosen_keys import ChosenPart
 from pillarattn.engine.cruise_inputs import StepInputs, step_inputs
 from pillarattn.engine.cruise_members import Landing, Member
 from pillarattn.engine.cruise_rounds import CruiseRounds
-from pillarattn.engine.cruise_schedule import CruiseSchedule
+from pillarattn.engine.cruise_schedule import CruiseSchedule, StepRows
 from pillarattn.engine.cruise_sizes import cruise_sizes
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.kept_lse import KeptRound
@@ -295,31 +295,33 @@ class Cruise:
 
     def _kind(self) -> tuple[StepInputs, StepPlan]:
         """Return what the next step does."""
-        kind = self._schedule.kind(self._step)
-        if kind not in self._kinds:
-            rows, members = self._schedule.rows(self._step), self._members
-            names = [member.name for member in members]
-            buffers, kinds = (
-                self._runner.buffers,
-                [m.decoder.kind for m in members if m.decoder.kind],
-            )
-            verifying = len(rows.verifying)
-            rest = self.rounds.rest_of_kind(kinds[0], verifying > 0)
-            padded = self._runner.padded(len(rows.owners), *rest)
-            judged = padded // (self._k + 1) if verifying else 0
-            if buffers.sizes.places and self._k:
-                judged = min(judged, buffers.sizes.places)
-            inputs = step_inputs(
-                rows, np.array([m.seat.number for m in members]), kinds, buffers, k=self._k,
-                is_scored=self._scores, padded=padded, judged=judged,
-            )  # fmt: skip
-            plan = StepPlan(
-                drafts=tuple(names[i] for i in rows.drafting),
-                verifies=tuple((names[i], self._k + 1) for i in rows.verifying),
-                idle=tuple(names[i] for i in rows.idle),
-            )
-            self._kinds[kind] = inputs, plan
-        return self._kinds[kind]
+        kind, members = self._schedule.kind(self._step), self._members
+        held = self._kinds.get(kind)
+        rows = self._schedule.rows(self._step) if held is None else held[0].rows
+        # Asked each time: what others have recorded may serve, or has served long enough.
+        rest = self.rounds.rest_of_kind(members[0].decoder.kind)
+        padded = self._runner.padded(len(rows.owners), *rest)
+        if held is None or held[0].padded != padded:
+            self._kinds[kind] = held = self._built(rows, padded)
+        return held
+
+    def _built(self, rows: StepRows, padded: int) -> tuple[StepInputs, StepPlan]:
+        """Return the inputs of a step of so many rows, and what it does."""
+        members, buffers, k = self._members, self._runner.buffers, self._k
+        judged = padded // (k + 1)
+        inputs = step_inputs(
+            rows, np.array([m.seat.number for m in members]),
+            [m.decoder.kind for m in members if m.decoder.kind], buffers, k=k,
+            is_scored=self._scores, padded=padded,
+            judged=min(judged, buffers.sizes.places) if self._scores else judged,
+        )  # fmt: skip
+        names = [member.name for member in members]
+        plan = StepPlan(
+            drafts=tuple(names[i] for i in rows.drafting),
+            verifies=tuple((names[i], k + 1) for i in rows.verifying),
+            idle=tuple(names[i] for i in rows.idle),
+        )
+        return inputs, plan
 
     @property
     def _scores(self) -> bool:

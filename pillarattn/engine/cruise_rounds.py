@@ -86,11 +86,15 @@ class CruiseRounds:
         """
         if len(inputs.draws) > 1 or (self.k and self._selection.reads_rounds):
             return None
-        return inputs.padded, *self.rest_of_kind(inputs.draws[0][0], bool(inputs.judged))
+        return inputs.padded, *self.rest_of_kind(inputs.draws[0][0])
 
-    def rest_of_kind(self, drawn: DrawKind, is_judged: bool) -> tuple[Hashable, ...]:
-        """Return what makes up a kind beside the number of rows."""
-        return "step", self._serial, drawn, is_judged
+    def rest_of_kind(self, drawn: DrawKind | None) -> tuple[Hashable, ...]:
+        """Return what makes up a kind beside the number of rows.
+
+        Not whether anybody verifies: a step without that judges places of nobody, so that one
+        recording serves both.
+        """
+        return "step", self._serial, drawn
 
     def play(
         self, inputs: StepInputs, forward: Callable[[MixedStep], Tensor], *, is_scored: bool,

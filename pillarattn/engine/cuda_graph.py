@@ -16,8 +16,8 @@ from pillarattn.patch.graph_recorder import (
     warn_eager,
 )
 
-# Recordings that are kept: one for each number of rows, in eighths of a power of two.
-MOST = 64
+# Recordings that are kept: one for each number of rows, in eighths of a power of two, and kind.
+MOST = 192
 
 
 @dataclass

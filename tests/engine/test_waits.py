@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.runner import ModelRunner
-from pillarattn.kernels import checks, dispatch
+from pillarattn.kernels import checks, dispatch, seat_keys
 from pillarattn.modules import score_buffer
 
 aten = torch.ops.aten
@@ -99,7 +99,8 @@ def watched(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "tolist", listed)
     monkeypatch.setattr(torch.Tensor, "to", moved)
     # They look at values on a CPU alone.
-    monkeypatch.setattr(checks, "check_values", lambda *args, **options: None)
+    for module in (checks, seat_keys):
+        monkeypatch.setattr(module, "check_values", lambda *args, **options: None)
 
     @contextmanager
     def watching():

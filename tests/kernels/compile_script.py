@@ -28,6 +28,8 @@ from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 from pillarattn.kernels.pool_layers import launch as pooling
 from pillarattn.kernels.pooled_select import launch as pooled
 from pillarattn.kernels.rejection_sample import triton_kernel as rejection
+from pillarattn.kernels.rounds import Spans
+from pillarattn.kernels.rounds import triton_kernel as rounds
 from pillarattn.kernels.row_scores import triton_kernel as row_scores
 from pillarattn.kernels.seat_keys import triton_kernel as seat_keys
 from pillarattn.kernels.topk_select import triton_kernel as topk
@@ -225,6 +227,24 @@ def keyed_rejection(*, rows: int, drafts: int, longest: int, size: int, has_laws
     )  # fmt: skip
 
 
+def step_rounds(*, seats: int, k: int, rows: int, judged: int) -> None:
+    """Compile both ends of a step."""
+
+    def line(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.int64)
+
+    rounds.place_rows(
+        line(50), line(50), line(seats), line(seats, k + 1),
+        torch.zeros(seats, 3, dtype=torch.int32), seats=line(rows), offsets=line(rows),
+        spare=line(rows), moving=line(seats), ends=line(seats),
+        spans=Spans(0, 9, 18, 30, 40, 45), block_size=16,
+    )  # fmt: skip
+    rounds.judge_rounds(
+        line(rows), line(seats, k + 1), line(seats), rows=line(judged, k + 1), seats=line(judged),
+        real=line(judged), draft_places=line(rows),
+    )  # fmt: skip
+
+
 def work_list(*, batch: int, rows: int, kv_heads: int, group: int, most: int) -> None:
     """Compile for the pairs of a batch, with integers of both widths."""
     for dtype in (torch.int64, torch.int32):
@@ -299,6 +319,9 @@ CASES: dict[str, Callable[[], None]] = {
     "seat keys": lambda: chosen_keys(layers=36, rows=9, heads=8, width=16, picked=False),
     "seat keys ones": lambda: chosen_keys(layers=1, rows=1, heads=1, width=1, picked=True),
     "layers": lambda: layers(rows=4, heads=32, kv_heads=8, dim=128, normed=True),
+    "rounds": lambda: step_rounds(seats=9, k=8, rows=40, judged=3),
+    "rounds ones": lambda: step_rounds(seats=1, k=0, rows=1, judged=1),
+    "rounds none": lambda: step_rounds(seats=2, k=1, rows=2, judged=0),
     "layers ones": lambda: layers(rows=1, heads=1, kv_heads=1, dim=2, normed=False),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ KERNELS = {
     "narrow_kernel", "count_kernel", "share_kernel", "list_kernel", "mass_kernel", "moments_kernel",
     "_norm_kernel", "_gate_kernel", "pool_kernel", "_rotary_kernel", "paged_row_scores_kernel",
     "_topk_kernel", "_bound_kernel", "_choose_kernel", "_race_kernel", "_end_kernel",
-    "_keyed_race_kernel", "items_kernel", "seat_kernel",
+    "_keyed_race_kernel", "items_kernel", "seat_kernel", "place_kernel", "judge_kernel",
 }  # fmt: skip
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 from torch import Tensor
 
+from pillarattn.kernels import work_items  # noqa: F401  (files its implementations)
 from pillarattn.kernels.dispatch import choose
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
-from pillarattn.kernels.work_items import reference
 
 
 @dataclass(frozen=True)
@@ -65,20 +64,12 @@ def make_work_list(
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
         others: as `kernels.mixed_attention`.
     """
-    make = reference.work_items
-    if is_triton(implementation, row_starts, lengths, counts, tail_start):
-        make = import_module("pillarattn.kernels.work_items.triton_kernel").work_items
+    make = choose("work_items", implementation, row_starts, lengths, counts, tail_start)
     made = make(
         rows, row_starts=row_starts, lengths=lengths, counts=counts, tail_start=tail_start,
         group=group, tiles=tiles, most=most,
     )  # fmt: skip
     return WorkList(tiles, *made)
-
-
-def is_triton(implementation: str, *tensors: Tensor) -> bool:
-    """Return whether Triton attends to these tensors: it then makes what attention reads, too."""
-    chosen = choose("mixed_attention", implementation, *tensors)
-    return chosen is not choose("mixed_attention", "reference")
 
 
 def slots_of(indices: Tensor, block_table: Tensor, block_size: int) -> Tensor:

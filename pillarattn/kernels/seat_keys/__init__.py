@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from torch import Tensor
 
 from pillarattn.kernels.checks import (
@@ -13,10 +11,13 @@ from pillarattn.kernels.checks import (
     check_shape,
     check_values,
 )
-from pillarattn.kernels.mixed_attention.work_list import is_triton
+from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.seat_keys import reference
 
 __all__ = ["seat_keys"]
+
+register("seat_keys", "reference", reference.seat_keys)
+register("seat_keys", "triton", "pillarattn.kernels.seat_keys.triton_kernel:seat_keys")
 
 
 def seat_keys(
@@ -81,9 +82,7 @@ def seat_keys(
     if places is not None:
         check_integers("places", places, (rows,), "[R]")
         check_values("places", places, minimum=0, maximum=batch - 1)
-    write = reference.seat_keys
-    if is_triton(implementation, chosen, seats, block_table, indices):
-        write = import_module("pillarattn.kernels.seat_keys.triton_kernel").seat_keys
+    write = choose("seat_keys", implementation, chosen, seats, block_table, indices)
     write(
         chosen, numbers, seats=seats, places=places, block_table=block_table,
         block_size=block_size, indices=indices, counts=counts, slots=slots,

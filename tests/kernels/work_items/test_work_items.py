@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
-from pillarattn.kernels.mixed_attention.work_list import WorkList, is_triton, make_work_list
+from pillarattn.kernels.mixed_attention.work_list import WorkList, make_work_list
 from tests.kernels.mixed_attention.cases import Part, make, truth
 
 TINY = MixedTiles(few_rows=16, block_rows=32, block_keys=16, split=32, programs=3, stages=2)
@@ -163,14 +163,6 @@ def test_attention_over_a_list_of_triton(triton_device) -> None:
     settings = {"scale": 0.25, "window": None, "softcap": None, "sinks": None}
     out = launch(**given, **settings, work=work)
     assert (out[: len(exact)].double() - exact).abs().max() < 2e-6
-
-
-def test_lists_are_made_where_attention_runs(triton_device) -> None:
-    line = torch.zeros(1, device=triton_device)
-    assert is_triton("triton", line)
-    assert not is_triton("reference", line)
-    # Interpreted kernels run where they are asked for.
-    assert is_triton("auto", line) == (triton_device.type == "cuda")
 
 
 def test_bad_names_are_named() -> None:
