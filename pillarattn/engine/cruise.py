@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from torch import Tensor
 
 from pillarattn.datatypes import on_device
 from pillarattn.engine.chosen_keys import ChosenPart
-from pillarattn.engine.cruise_inputs import StepInputs, step_inputs
-from pillarattn.engine.cruise_members import Landing, Member
+from pillarattn.engine.cruise_inputs import StepInputs
+from pillarattn.engine.cruise_members import Landing, Member, step_of
 from pillarattn.engine.cruise_rounds import CruiseRounds
-from pillarattn.engine.cruise_schedule import CruiseSchedule, StepRows
+from pillarattn.engine.cruise_schedule import CruiseSchedule
 from pillarattn.engine.cruise_sizes import cruise_sizes
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.kept_lse import KeptRound
@@ -85,6 +84,8 @@ class Cruise:
         Raises:
             Exception: see `step`.
         """
+        if self.is_on and self._turns:
+            self.leave()
         if not self.is_on:
             if not self.is_possible:
                 return None
@@ -99,8 +100,12 @@ class Cruise:
     @property
     def goes_on(self) -> bool:
         """Whether nothing asks for a plan."""
-        turns = self._k != self._k_of(self._members[0].decoder)
-        return not (self._is_short or self._is_torn or turns or self._somebody_fits())
+        return not (self._is_short or self._is_torn or self._turns or self._somebody_fits())
+
+    @property
+    def _turns(self) -> bool:
+        """Whether the gate has turned since the cruise began."""
+        return self._k != self._k_of(self._members[0].decoder)
 
     @property
     def is_possible(self) -> bool:
@@ -118,7 +123,7 @@ class Cruise:
         own = ((e, decoders[e.request_id]) for e in running)
         are_alike = all(
             d.can_cruise and d.k == first.k and d.keys.budget == first.keys.budget
-            and not e.table.away and (d.keys.are_fresh if k else not d.drafts)
+            and not e.table.away and bool(d.keys.selections if k else not d.drafts)
             for e, d in own
         )  # fmt: skip
         is_full = len(running) == len(scheduler.entries) or not scheduler.can_admit
@@ -138,8 +143,6 @@ class Cruise:
             if entry.state is RequestState.DECODE
         ]
         self._k, budget = self._k_of(own[0][1]), own[0][1].keys.budget
-        if self._k and not all(decoder.keys.selections for _, decoder in own):
-            return False
         missing = (pool.blocks_for(self._bound(e)) - len(e.table) for e, _ in own)
         most = max(self._bound(entry) for entry, _ in own)
         if sum(max(0, count) for count in missing) > pool.free or self._is_too_long(most):
@@ -248,6 +251,9 @@ class Cruise:
         seats = on_device([m.seat.number for m in members], buffers.device)
         texts = self.rounds.tokens[seats].tolist()
         drafted = self._schedule.drafted(self._step)
+        if not self._k_of(members[0].decoder):
+            # The gate has turned: what would be left of the rounds is not worth planned steps.
+            drafted = [0] * len(members)
         kept = buffers.selected.taken(seats, self.rounds.base[seats]) if self._k else None
         for place, (member, text, count) in enumerate(zip(members, texts, drafted, strict=True)):
             length = member.decoder.length
@@ -302,26 +308,10 @@ class Cruise:
         rest = self.rounds.rest_of_kind(members[0].decoder.kind)
         padded = self._runner.padded(len(rows.owners), *rest)
         if held is None or held[0].padded != padded:
-            self._kinds[kind] = held = self._built(rows, padded)
+            self._kinds[kind] = held = step_of(
+                members, rows, self._runner.buffers, k=self._k, padded=padded, scores=self._scores
+            )
         return held
-
-    def _built(self, rows: StepRows, padded: int) -> tuple[StepInputs, StepPlan]:
-        """Return the inputs of a step of so many rows, and what it does."""
-        members, buffers, k = self._members, self._runner.buffers, self._k
-        judged = padded // (k + 1)
-        inputs = step_inputs(
-            rows, np.array([m.seat.number for m in members]),
-            [m.decoder.kind for m in members if m.decoder.kind], buffers, k=k,
-            is_scored=self._scores, padded=padded,
-            judged=min(judged, buffers.sizes.places) if self._scores else judged,
-        )  # fmt: skip
-        names = [member.name for member in members]
-        plan = StepPlan(
-            drafts=tuple(names[i] for i in rows.drafting),
-            verifies=tuple((names[i], k + 1) for i in rows.verifying),
-            idle=tuple(names[i] for i in rows.idle),
-        )
-        return inputs, plan
 
     @property
     def _scores(self) -> bool:

@@ -87,14 +87,16 @@ class StepForm:
         self._held.copy_(inputs.ints)
 
     def load(
-        self, buffers: StepBuffers, base: Tensor, tokens: Tensor, *, scored: bool, live: int
-    ) -> MixedStep:
+        self, buffers: StepBuffers, base: Tensor, tokens: Tensor, begun: Tensor, *, scored: bool,
+        live: int,
+    ) -> MixedStep:  # fmt: skip
         """Fill the buffers in for a step, all of it on the device.
 
         Args:
             buffers: whose tables and selections hold.
             base: `[seats]`, position of each request's newest token.
             tokens: `[seats, k + 1]`, that token and the drafts after it.
+            begun: `[seats]`, tokens with keys when each request's keys were chosen.
             scored: whether those who verify leave scores.
             live: rows that are somebody's.
         """
@@ -102,7 +104,7 @@ class StepForm:
         place_rows(
             buffers.ints, self.blank, base, tokens, buffers.block_table, seats=self.seats,
             offsets=self.offsets, spare=self.spare, moving=self.moving, ends=self.ends,
-            spans=spans, block_size=buffers.block_size,
+            begun=begun, spans=spans, block_size=buffers.block_size,
         )  # fmt: skip
         buffers.side = 0
         return MixedStep(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pillarattn.engine.cruise_inputs import keeps_lse
+import numpy as np
+
+from pillarattn.engine.cruise_inputs import StepInputs, keeps_lse, step_inputs
 from pillarattn.engine.cruise_rounds import Report
+from pillarattn.engine.cruise_schedule import StepRows
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.kv_manager import Entry
 from pillarattn.engine.step_buffers import Seat, StepBuffers
+from pillarattn.engine.step_plan import StepPlan
 
 
 @dataclass(eq=False)
@@ -46,3 +50,32 @@ class Landing:
 
     members: list[Member]
     report: Report
+
+
+def step_of(
+    members: list[Member], rows: StepRows, buffers: StepBuffers, *, k: int, padded: int,
+    scores: bool,
+) -> tuple[StepInputs, StepPlan]:  # fmt: skip
+    """Return the inputs of a step, and what it does.
+
+    Args:
+        members: in the order of their seats.
+        rows: who moves.
+        buffers: as large as the step needs.
+        k: drafts of a round.
+        padded: rows of the step, those of nobody included.
+        scores: whether verify passes leave scores.
+    """
+    judged = padded // (k + 1)
+    inputs = step_inputs(
+        rows, np.array([m.seat.number for m in members]),
+        [m.decoder.kind for m in members if m.decoder.kind], buffers, k=k, is_scored=scores,
+        padded=padded, judged=min(judged, buffers.sizes.places) if scores else judged,
+    )  # fmt: skip
+    names = [member.name for member in members]
+    plan = StepPlan(
+        drafts=tuple(names[i] for i in rows.drafting),
+        verifies=tuple((names[i], k + 1) for i in rows.verifying),
+        idle=tuple(names[i] for i in rows.idle),
+    )
+    return inputs, plan

@@ -55,6 +55,8 @@ class CruiseRounds:
         self.tokens = self.base.new_zeros(seats, k + 1)
         # Key of a seat's noise, and what a position lacks to be a place in its output.
         self._seeds, self._shifts = torch.zeros_like(self.base), torch.zeros_like(self.base)
+        # Tokens that had keys when a seat's keys were chosen.
+        self._begun = torch.zeros_like(self.base)
         self._forms: dict[tuple[int, int], StepForm] = {}
 
     def begin(self, requests: Sequence[tuple[int, RequestDecoder]]) -> None:
@@ -64,13 +66,14 @@ class CruiseRounds:
             drafts = own.drafts
             lines.append([
                 seat, own.length - 1, 1 - own.text.prompt_length,
-                signed(own.request.params.seed or 0), own.text.newest, *drafts,
+                signed(own.request.params.seed or 0), own.keys.chosen_at, own.text.newest, *drafts,
                 *[0] * (self.k - len(drafts)),
             ])  # fmt: skip
         table = on_device(lines, self.base.device)
         where = table[:, 0]
         self.base[where], self._shifts[where] = table[:, 1], table[:, 2]
-        self._seeds[where], self.tokens[where] = table[:, 3], table[:, 4:]
+        self._seeds[where], self._begun[where] = table[:, 3], table[:, 4]
+        self.tokens[where] = table[:, 5:]
 
     def form(self, inputs: StepInputs) -> StepForm:
         """Return where steps of a size find their inputs."""
@@ -112,7 +115,9 @@ class CruiseRounds:
             `[judged, 2 * k + 1]` int64: what each verify pass gave, and the drafts that it had.
         """
         form = self.form(inputs)
-        step = form.load(self._buffers, self.base, self.tokens, scored=is_scored, live=inputs.live)
+        step = form.load(
+            self._buffers, self.base, self.tokens, self._begun, scored=is_scored, live=inputs.live
+        )
         return self.advance(form, step, forward(step), draws=inputs.draws, chosen=chosen)
 
     def advance(
@@ -123,7 +128,7 @@ class CruiseRounds:
         drawn = self._drawn(form, logits, draws)
         seats, k = form.verify_seats, self.k
         report, ends, emitted = judge_rounds(
-            self.judged(form, drawn), self.tokens, self.base,
+            self.judged(form, drawn), self.tokens, self.base, self._begun,
             rows=form.verify_rows.view(form.judged, k + 1), seats=seats, real=form.real,
             draft_places=form.draft_places,
         )  # fmt: skip

@@ -39,6 +39,7 @@ class RequestKeys:
         seeds: the prompt's last queries, which choose the first round's keys.
         refreshes: whether each draft step chooses anew.
         are_fresh: whether the last pass left what the coming round's keys are chosen by.
+        chosen_at: tokens with keys when `selections` were chosen.
         table: the request's blocks; set with each pass.
     """
 
@@ -56,7 +57,7 @@ class RequestKeys:
         self._selector, self._share, self._s = selector, share, selector.budget.s
         self._filling = self._filled = 0
         self.selections: Mapping[int, Selection] = {}
-        self.are_fresh = True
+        self.are_fresh, self.chosen_at = True, 0
         self.table = BlockTable()
         self._layers: frozenset[int] = frozenset()
         self._scores: RequestScores | None = None
@@ -105,6 +106,7 @@ class RequestKeys:
         self._begin(text.length - 1, emitted)
         view: Any = self.view
         view.set_length(self._length)
+        self.chosen_at = self._length
         self._layers = frozenset(self._selector.sparse_layers(view))
         if self.selects and all(i in self.seeds.seeds for i in self._layers):
             view.reads_keys, kept = True, view.reads_keys
@@ -134,6 +136,7 @@ class RequestKeys:
         if view.reads_keys:
             view.place(self.table)
         view.set_length(self._length)
+        self.chosen_at = self._length
         self.selections = self._selector.select(
             view, self._scores, emitted=[self._emitted], tokens=self._tokens(text)
         )
@@ -151,7 +154,7 @@ class RequestKeys:
 
     def take(self, part: ChosenPart) -> None:
         """Take keys that were chosen for many requests."""
-        self.selections = part
+        self.selections, self.chosen_at = part, self._length
         self._selector.round_index += 1
 
     @property
@@ -178,6 +181,8 @@ class RequestKeys:
     def resume(self, part: ChosenPart, rounds: int) -> None:
         """Go on with keys that the device has chosen by itself, so many rounds after the last."""
         self.selections = part
+        if rounds:
+            self.chosen_at = self._length
         self._selector.round_index += rounds
 
     def detach(self) -> None:

@@ -118,11 +118,12 @@ def test_it_turns_engines_that_cruise(cruising, engine, prompts, monkeypatch, te
     monkeypatch.setattr(speculation_gate, "HOLD", 2)
     params = [SamplingParams(max_tokens=90, temperature=temperature, seed=i) for i in range(6)]
     wanted = engine(delayed_verification=False).generate(prompts, params)
-    run, drafted, ks = cruising(speculative="auto", kv_tokens=2048), [], set()
+    run, drafted, ks, on = cruising(speculative="auto", kv_tokens=2048), [], set(), []
     stepped = run._gate.stepped
 
     def watched(seconds, tokens, requests):
-        if run.cruise.is_on:
+        on.append(run.cruise.is_on)
+        if on[-1]:
             ks.add(run.cruise.rounds.k)
             drafted.append(len(run.last_plan.drafts))
             assert bool(run.cruise.rounds.k) or not drafted[-1]
@@ -134,6 +135,8 @@ def test_it_turns_engines_that_cruise(cruising, engine, prompts, monkeypatch, te
     assert [o.token_ids for o in outputs] == [o.token_ids for o in wanted]
     assert ks == {0, 4} and sum(drafted) > 0
     assert run._gate.trials > 1
+    # No plan stands between the two.
+    assert all(on[on.index(True) : -2])
     assert run.cruised > 30
     run.scheduler.check()
     assert run.scheduler.pool.free == run.scheduler.pool.num_blocks

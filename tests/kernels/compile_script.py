@@ -236,12 +236,12 @@ def step_rounds(*, seats: int, k: int, rows: int, judged: int) -> None:
     rounds.place_rows(
         line(50), line(50), line(seats), line(seats, k + 1),
         torch.zeros(seats, 3, dtype=torch.int32), seats=line(rows), offsets=line(rows),
-        spare=line(rows), moving=line(seats), ends=line(seats),
+        spare=line(rows), moving=line(seats), ends=line(seats), begun=line(seats),
         spans=Spans(0, 9, 18, 30, 40, 45), block_size=16,
     )  # fmt: skip
     rounds.judge_rounds(
-        line(rows), line(seats, k + 1), line(seats), rows=line(judged, k + 1), seats=line(judged),
-        real=line(judged), draft_places=line(rows),
+        line(rows), line(seats, k + 1), line(seats), line(seats), rows=line(judged, k + 1),
+        seats=line(judged), real=line(judged), draft_places=line(rows),
     )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ def place_rows(
     spare: Tensor,
     moving: Tensor,
     ends: Tensor,
+    begun: Tensor,
     spans: Spans,
     block_size: int,
     implementation: str = "auto",
@@ -61,6 +62,7 @@ def place_rows(
         seats, offsets, spare: `[R]` int64: whose a row is, its place behind the newest token, and
             what is added to its slot.
         moving, ends: `[S]` int64: a seat's length is `base * moving + ends`.
+        begun: `[S]` int64, tokens with keys when a seat's keys were chosen: where its tail begins.
         spans: where in `ints` it goes.
         block_size: tokens of a block.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
@@ -70,7 +72,7 @@ def place_rows(
     """
     given = {
         "ints": ints, "blank": blank, "base": base, "tokens": tokens, "seats": seats,
-        "offsets": offsets, "spare": spare, "moving": moving, "ends": ends,
+        "offsets": offsets, "spare": spare, "moving": moving, "ends": ends, "begun": begun,
     }  # fmt: skip
     _check_int64(**given)
     check_one_device(block_table=block_table, **given)
@@ -79,15 +81,17 @@ def place_rows(
             f"ints and blank, and what rows have, must be equally long, got {len(ints)} and "
             f"{len(blank)}, and {len(seats)}, {len(offsets)} and {len(spare)}"
         )
-    if not len(base) == len(tokens) == len(moving) == len(ends) == len(block_table):
+    lengths = {len(t) for t in (base, tokens, moving, ends, begun, block_table)}
+    if len(lengths) > 1:
         raise ValueError(
             f"what seats have must be equally long, got base {len(base)}, tokens {len(tokens)}, "
-            f"moving {len(moving)}, ends {len(ends)} and block_table {len(block_table)}"
+            f"moving {len(moving)}, ends {len(ends)}, begun {len(begun)} and block_table "
+            f"{len(block_table)}"
         )
     compute = choose("place_rows", implementation, ints, blank, base, tokens, block_table)
     compute(
         ints, blank, base, tokens, block_table, seats=seats, offsets=offsets, spare=spare,
-        moving=moving, ends=ends, spans=spans, block_size=block_size,
+        moving=moving, ends=ends, begun=begun, spans=spans, block_size=block_size,
     )  # fmt: skip
 
 
@@ -95,6 +99,7 @@ def judge_rounds(
     drawn: Tensor,
     tokens: Tensor,
     base: Tensor,
+    begun: Tensor,
     *,
     rows: Tensor,
     seats: Tensor,
@@ -108,6 +113,7 @@ def judge_rounds(
         drawn: `[R]` int64, the token of each row, -1 where none is possible.
         tokens: `[S, k + 1]` int64, each seat's newest token and its drafts; written.
         base: `[S]` int64, position of the newest token; written.
+        begun: `[S]` int64, written: keys are chosen anew where a round has ended, up to `base`.
         rows: `[V, k + 1]` int64, the rows of each place that is judged.
         seats: `[V]` int64, whose.
         real: `[V]` int64, 1; 0 is a place of nobody, in the last seat, which stays where it is.
@@ -123,8 +129,8 @@ def judge_rounds(
         ValueError: a dtype, device or shape is wrong.
     """
     given = {
-        "drawn": drawn, "tokens": tokens, "base": base, "rows": rows, "seats": seats,
-        "real": real, "draft_places": draft_places,
+        "drawn": drawn, "tokens": tokens, "base": base, "begun": begun, "rows": rows,
+        "seats": seats, "real": real, "draft_places": draft_places,
     }  # fmt: skip
     _check_int64(**given)
     check_one_device(**given)
@@ -135,7 +141,7 @@ def judge_rounds(
         )
     compute = choose("judge_rounds", implementation, drawn, tokens, base)
     found: tuple[Tensor, Tensor, Tensor] = compute(
-        drawn, tokens, base, rows=rows, seats=seats, real=real, draft_places=draft_places
+        drawn, tokens, base, begun, rows=rows, seats=seats, real=real, draft_places=draft_places
     )
     return found
 

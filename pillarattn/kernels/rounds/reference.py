@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def place_rows(
     ints: Tensor, blank: Tensor, base: Tensor, tokens: Tensor, block_table: Tensor, *,
-    seats: Tensor, offsets: Tensor, spare: Tensor, moving: Tensor, ends: Tensor, spans: Spans,
-    block_size: int,
+    seats: Tensor, offsets: Tensor, spare: Tensor, moving: Tensor, ends: Tensor, begun: Tensor,
+    spans: Spans, block_size: int,
 ) -> None:  # fmt: skip
     """Compute `kernels.rounds.place_rows`."""
     rows, held = len(seats), len(base)
@@ -29,13 +29,12 @@ def place_rows(
     blocks = block_table.view(-1)[seats * block_table.shape[1] + positions // block_size]
     torch.add(blocks * block_size + positions % block_size, spare, out=part("slots", rows))
     torch.add(base * moving, ends, out=part("lengths", held))
-    # A round's selected keys end where the round begins.
-    torch.mul(base, part("drafting", held), out=part("tail_start", held))
+    torch.mul(begun, part("drafting", held), out=part("tail_start", held))
 
 
 def judge_rounds(
-    drawn: Tensor, tokens: Tensor, base: Tensor, *, rows: Tensor, seats: Tensor, real: Tensor,
-    draft_places: Tensor,
+    drawn: Tensor, tokens: Tensor, base: Tensor, begun: Tensor, *, rows: Tensor, seats: Tensor,
+    real: Tensor, draft_places: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute `kernels.rounds.judge_rounds`."""
     width = tokens.shape[1]
@@ -49,4 +48,5 @@ def judge_rounds(
         flat.index_copy_(0, draft_places, drawn.clamp_min(0))
     flat.index_copy_(0, seats * width, newest * real)
     base.index_copy_(0, seats, ends)
+    begun.index_copy_(0, seats, ends)
     return torch.cat([targets, drafted], dim=1), ends, emitted

@@ -21,20 +21,21 @@ BLOCK = 256
 # Sizes and alignments change with the number of requests: none of them makes another kernel.
 _PLACED = (
     "ints", "blank", "base", "tokens", "block_table", "seats", "offsets", "spare", "moving", "ends",
+    "begun",
 )  # fmt: skip
 _PLACED_SIZES = (
     "count", "rows", "held", "width", "pages", "tokens_at", "positions_at", "slots_at",
     "lengths_at", "tail_at", "drafting_at",
 )  # fmt: skip
 _JUDGED = (
-    "drawn", "tokens", "base", "rows", "seats", "real", "draft_places", "report", "after",
+    "drawn", "tokens", "base", "begun", "rows", "seats", "real", "draft_places", "report", "after",
     "emitted",
 )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_PLACED_SIZES, do_not_specialize_on_alignment=_PLACED)
 def place_kernel(
-    ints, blank, base, tokens, block_table, seats, offsets, spare, moving, ends,
+    ints, blank, base, tokens, block_table, seats, offsets, spare, moving, ends, begun,
     count, rows, held, width, pages, block_size,
     tokens_at, positions_at, slots_at, lengths_at, tail_at, drafting_at,
     BLOCK: tl.constexpr,
@@ -54,9 +55,9 @@ def place_kernel(
         value = tl.where(is_length, grown, value)
         seat = at - tail_at
         is_tail = (seat >= 0) & (seat < held)
-        begun = tl.load(base + seat, mask=is_tail, other=0)
-        begun = begun * tl.load(blank + drafting_at + seat, mask=is_tail, other=0)
-        value = tl.where(is_tail, begun, value)
+        tail = tl.load(begun + seat, mask=is_tail, other=0)
+        tail = tail * tl.load(blank + drafting_at + seat, mask=is_tail, other=0)
+        value = tl.where(is_tail, tail, value)
         # Other programs write these.
         is_row = (at >= tokens_at) & (at < tokens_at + rows)
         is_row = is_row | ((at >= positions_at) & (at < positions_at + rows))
@@ -80,14 +81,14 @@ def place_kernel(
 
 def place_rows(
     ints: Tensor, blank: Tensor, base: Tensor, tokens: Tensor, block_table: Tensor, *,
-    seats: Tensor, offsets: Tensor, spare: Tensor, moving: Tensor, ends: Tensor, spans: Spans,
-    block_size: int,
+    seats: Tensor, offsets: Tensor, spare: Tensor, moving: Tensor, ends: Tensor, begun: Tensor,
+    spans: Spans, block_size: int,
 ) -> None:  # fmt: skip
     """Compute `kernels.rounds.place_rows`."""
     count, rows = len(ints), len(seats)
     with torch.cuda.device_of(ints):
         place_kernel[(triton.cdiv(count, BLOCK) + triton.cdiv(rows, BLOCK),)](
-            ints, blank, base, tokens, block_table, seats, offsets, spare, moving, ends,
+            ints, blank, base, tokens, block_table, seats, offsets, spare, moving, ends, begun,
             count, rows, len(base), tokens.shape[1], block_table.shape[1], block_size, *spans,
             BLOCK=BLOCK,
         )  # fmt: skip
@@ -98,7 +99,7 @@ def place_rows(
     do_not_specialize_on_alignment=_JUDGED,
 )
 def judge_kernel(
-    drawn, tokens, base, rows, seats, real, draft_places, report, after, emitted,
+    drawn, tokens, base, begun, rows, seats, real, draft_places, report, after, emitted,
     places, count, width, stride_report,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -120,6 +121,7 @@ def judge_kernel(
         tl.store(after + place, end)
         tl.store(emitted + place, (stands + 1).to(tl.int64))
         tl.store(base + seat, end)
+        tl.store(begun + seat, end)
         tl.store(tokens + seat * width, tl.maximum(newest, 0) * is_real)
     elif width > 1:
         row = (place - places) * BLOCK + tl.arange(0, BLOCK)
@@ -130,8 +132,8 @@ def judge_kernel(
 
 
 def judge_rounds(
-    drawn: Tensor, tokens: Tensor, base: Tensor, *, rows: Tensor, seats: Tensor, real: Tensor,
-    draft_places: Tensor,
+    drawn: Tensor, tokens: Tensor, base: Tensor, begun: Tensor, *, rows: Tensor, seats: Tensor,
+    real: Tensor, draft_places: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute `kernels.rounds.judge_rounds`."""
     places, width = rows.shape
@@ -139,7 +141,7 @@ def judge_rounds(
     after, emitted = drawn.new_empty(2, places)
     with torch.cuda.device_of(drawn):
         judge_kernel[(places + triton.cdiv(len(drawn), BLOCK),)](
-            drawn, tokens, base, rows, seats, real, draft_places, report, after, emitted,
+            drawn, tokens, base, begun, rows, seats, real, draft_places, report, after, emitted,
             places, len(drawn), width, report.stride(0), WIDE=power_of_two(width), BLOCK=BLOCK,
         )  # fmt: skip
     return report, after, emitted

@@ -12,6 +12,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(
     not (interpreting() or torch.cuda.is_available()), reason="no NVIDIA GPU, and no interpreter"
 )
+NOWHERE = Spans(0, 0, 0, 0, 0, 0)
+STEP = "seats", "offsets", "spare", "moving", "ends", "begun"
 # Requests in seats, drafts of a round, rows of nobody.
 SHAPES = [(1, 0, 0), (1, 1, 7), (5, 3, 0), (6, 8, 5), (40, 4, 300), (300, 2, 17)]
 
@@ -41,7 +43,7 @@ def state(requests, k, spare, seed=0):
         "seats": rows, "offsets": torch.tensor([*offsets, *[0] * spare]),
         "spare": scratch,
         "table": below(1000, held, 40).to(torch.int32), "verifies": verifies,
-        "moving": below(2, held), "ends": below(9, held), "noise": noise,
+        "moving": below(2, held), "ends": below(9, held), "begun": below(80, held), "noise": noise,
     }  # fmt: skip
 
 
@@ -67,7 +69,7 @@ def test_rows_are_placed_as_the_reference_does(requests, k, spare):
             ints, **on(DEVICE, blank=blank, base=given["base"], tokens=given["tokens"]),
             block_table=given["table"].to(DEVICE), spans=spans, block_size=given["block"],
             implementation=implementation,
-            **on(DEVICE, **{n: given[n] for n in ("seats", "offsets", "spare", "moving", "ends")}),
+            **on(DEVICE, **{n: given[n] for n in STEP}),
         )  # fmt: skip
         found.append(ints)
     assert torch.equal(*found)
@@ -100,7 +102,7 @@ def test_drafts_are_judged_as_the_reference_does(requests, k, spare, agree):
     }
     found = []
     for implementation in ("reference", "triton"):
-        state_of = on(DEVICE, tokens=given["tokens"].clone(), base=given["base"].clone())
+        state_of = on(DEVICE, **{n: given[n].clone() for n in ("tokens", "base", "begun")})
         out = judge_rounds(
             drawn.to(DEVICE), **state_of, **on(DEVICE, **judged), implementation=implementation
         )
@@ -110,7 +112,8 @@ def test_drafts_are_judged_as_the_reference_does(requests, k, spare, agree):
         found.append((*out, *state_of.values()))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
-    report, ends, emitted, tokens, base = found[0]
+    report, ends, emitted, tokens, base, begun = found[0]
+    assert torch.equal(begun[seats.to(DEVICE)], base[seats.to(DEVICE)])
     assert int(base[-1]) == 0 and int(tokens[-1, 0]) == 0
     for place, seat in enumerate(seats.tolist()):
         targets, drafts = report[place, : k + 1].tolist(), report[place, k + 1 :].tolist()
@@ -125,17 +128,17 @@ def test_what_does_not_fit_is_named():
     line = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"rows must be \[V, k \+ 1\] = \[2, 3\]"):
         judge_rounds(
-            line, torch.zeros(2, 3, dtype=torch.int64), line, rows=line.view(2, 1), seats=line,
-            real=line, draft_places=line,
+            line, torch.zeros(2, 3, dtype=torch.int64), line, line, rows=line.view(2, 1),
+            seats=line, real=line, draft_places=line,
         )  # fmt: skip
     with pytest.raises(ValueError, match="must be equally long, got 4 and 2"):
         place_rows(
             ints, line, line, line.view(2, 1), line.view(2, 1).int(), seats=line, offsets=line,
-            spare=line, moving=line, ends=line, spans=Spans(0, 0, 0, 0, 0, 0), block_size=4,
+            spare=line, moving=line, ends=line, begun=line, spans=NOWHERE, block_size=4,
         )  # fmt: skip
     with pytest.raises(ValueError, match="base must be int64"):
         place_rows(
             ints, ints, line.int(), line.view(2, 1), line.view(2, 1).int(), seats=line,
-            offsets=line, spare=line, moving=line, ends=line, spans=Spans(0, 0, 0, 0, 0, 0),
+            offsets=line, spare=line, moving=line, ends=line, begun=line, spans=NOWHERE,
             block_size=4,
         )  # fmt: skip
