@@ -28,7 +28,8 @@ class ReplayedRule(AcceptanceRule):
 
     Args:
         chance: of each draft, 0..1, however many a round has.
-        stamps: gets the host's time whenever the device has finished a verify pass.
+        stamps: gets the host's time whenever the device has finished a verify pass; of a plain step,
+            when it was begun.
     """
 
     def __init__(self, chance: float, stamps: list[float]) -> None:
@@ -44,11 +45,12 @@ class ReplayedRule(AcceptanceRule):
     def judge(self, draft: Draft, logits: Tensor, steps: list[int]) -> Verdict:
         """Accept by the pattern; the next token is the argmax there."""
         best = logits.argmax(dim=-1)
-        if logits.is_cuda:
+        is_plain = bool(self._stamps) and not draft.k
+        if logits.is_cuda and not is_plain:
             torch.cuda.synchronize()
         self._stamps.append(perf_counter())
         if not draft.k:
-            # A plain step costs what one of greedy decoding does.
+            # A plain step costs what one of greedy decoding does, which waits once, later on.
             return match(draft, best)
         drawn = torch.rand(draft.tokens.shape, generator=self._noise) < self._chance
         accepted = drawn.long().cumprod(dim=1).sum(dim=1)
