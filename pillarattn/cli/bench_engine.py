@@ -62,7 +62,8 @@ def engine(
     device: Device = "auto",
     dtype: Dtype = "float32",
     out: Annotated[
-        Path | None, typer.Option(help="JSON Lines to append a record a batch size to.")
+        Path | None,
+        typer.Option(help="JSON Lines to append to: a record of each run, and one a batch size."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Figure to draw: .png, .pdf or .svg.")] = None,
     json_to: JsonTarget = None,
@@ -87,9 +88,17 @@ def engine(
             lockstep=lockstep, delayed=delayed, cruise=cruise, repeats=repeats, warm_ups=warm_ups,
             device=device, dtype=dtype,
         )  # fmt: skip
+
+        def done(run: dict[str, Any]) -> None:
+            found = run["run"]
+            speed = found["tokens"] / found["seconds"]
+            console.print(f"B={run['batch']} {run['variant']}: {speed:,.1f} tokens/s", markup=False)
+            if out is not None:
+                append_record(out, run)
+
         with console.status("loading") as status:
             records = run_engine_bench(
-                bench, on_run=lambda batch, name: status.update(f"B={batch}: {name}")
+                bench, on_run=lambda batch, name: status.update(f"B={batch}: {name}"), on_done=done
             )
         if out is not None:
             for record in records:

@@ -21,7 +21,7 @@ from pillarattn.evaluation.generate_bench_cell import prompts
 from pillarattn.patch.patching import patch
 
 SCHEMA = 1
-KIND = "engine-bench"
+KIND, RUN = "engine-bench", "engine-bench-run"
 PLAIN = "plain"
 Record = dict[str, Any]
 
@@ -146,17 +146,30 @@ class EngineBench:
 
 
 def run_engine_bench(
-    bench: EngineBench, *, on_run: Callable[[int, str], None] = lambda batch, name: None
-) -> list[Record]:
-    """Return one record a batch size: every variant's tokens a second, and its speed-up."""
+    bench: EngineBench, *, on_run: Callable[[int, str], None] = lambda batch, name: None,
+    on_done: Callable[[Record], None] = lambda run: None,
+) -> list[Record]:  # fmt: skip
+    """Return one record a batch size: every variant's tokens a second, and its speed-up.
+
+    Args:
+        bench: what to time.
+        on_run: told of each run that begins.
+        on_done: given a record of each timed run that has ended: what is interrupted later keeps
+            those.
+    """
     model, tokenizer = load_model(bench.model, device=bench.device, dtype=bench.dtype)
     patch(model)
-    return [_cell(bench, model, tokenizer, batch, on_run) for batch in bench.batches]
+    return [_cell(bench, model, tokenizer, batch, on_run, on_done) for batch in bench.batches]
 
 
 def _cell(
-    bench: EngineBench, model: Any, tokenizer: Any, batch: int, on_run: Callable[[int, str], None]
-) -> Record:
+    bench: EngineBench, model: Any, tokenizer: Any, batch: int, on_run: Callable[[int, str], None],
+    on_done: Callable[[Record], None],
+) -> Record:  # fmt: skip
+    about = {
+        "schema": SCHEMA, "batch": batch, "settings": asdict(bench),
+        "environment": environment(model.device), "commit": source_commit(),
+    }  # fmt: skip
     texts = prompts(tokenizer, batch, bench.length, shared=False).tolist()
     variants: dict[str, Record] = {name: {"runs": []} for name in bench.variants}
     tokens: dict[str, list[list[int]]] = {}
@@ -169,6 +182,7 @@ def _cell(
             del engine
             if repeat > 0:
                 variants[name]["runs"].append(run)
+                on_done({"kind": RUN, "variant": name, "repeat": repeat, "run": run, **about})
     for name, found in variants.items():
         speeds = [run["tokens"] / run["seconds"] for run in found["runs"]]
         found["tokens_per_second"] = median(speeds)
@@ -179,16 +193,8 @@ def _cell(
         found["same_tokens"] = _compared(bench.variants[name], tokens[name], tokens[PLAIN])
     for found in variants.values():
         found["speedup"] = found["tokens_per_second"] / variants[PLAIN]["tokens_per_second"]
-    return {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "batch": batch,
-        "settings": asdict(bench),
-        "environment": environment(model.device),
-        "commit": source_commit(),
-        "variants": variants,
-    }
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"kind": KIND, "started_at": started_at, **about, "variants": variants}
 
 
 def _compared(variant: Variant, tokens: list[list[int]], plain: list[list[int]]) -> bool | None:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pillarattn.cli.main import app
+from pillarattn.evaluation import engine_bench
 from pillarattn.evaluation.engine_bench import EngineBench, run_engine_bench
 from pillarattn.evaluation.plots import plot_engine_bench
 
@@ -55,6 +56,26 @@ def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint):
     }  # fmt: skip
 
 
+def test_what_is_interrupted_keeps_the_runs_that_have_ended(tiny_checkpoint, tmp_path, monkeypatch):
+    out, step = tmp_path / "bench.jsonl", engine_bench._timed
+
+    def second_never_ends(engine, texts, params):
+        if engine.config.speculative is True:
+            raise KeyboardInterrupt
+        return step(engine, texts, params)
+
+    monkeypatch.setattr(engine_bench, "_timed", second_never_ends)
+    options = ["--model", str(tiny_checkpoint), "--batch", "2", "--length", "30", "--out", str(out)]
+    options += ["--new-tokens", "4", "--k", "2", "--warm-ups", "0", "--repeats", "1"]
+    result = CliRunner().invoke(app, ["bench", "engine", *options])
+    assert result.exit_code != 0
+    (line,) = out.read_text().splitlines()
+    record = json.loads(line)
+    assert (record["kind"], record["variant"], record["batch"]) == ("engine-bench-run", "plain", 2)
+    assert record["run"]["tokens"] == 2 * 3
+    assert "B=2 plain:" in result.output
+
+
 def test_an_unknown_rule_is_named():
     with pytest.raises(ValueError, match="acceptance must be one of 'gumbel'"):
         EngineBench(acceptances=("gumbel", "greedy"))
@@ -98,7 +119,8 @@ def test_the_command_writes_records_a_plot_and_a_table(tiny_checkpoint, tmp_path
     assert result.exit_code == 0, result.output
     assert "as plain" in result.output
     assert (tmp_path / "bench.png").stat().st_size > 1000
-    (line,) = (tmp_path / "bench.jsonl").read_text().splitlines()
+    *runs, line = (tmp_path / "bench.jsonl").read_text().splitlines()
+    assert [json.loads(run)["kind"] for run in runs] == ["engine-bench-run"] * len(runs)
     assert json.loads(line)["kind"] == "engine-bench"
 
 
