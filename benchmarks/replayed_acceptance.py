@@ -28,8 +28,8 @@ class ReplayedRule(AcceptanceRule):
 
     Args:
         chance: of each draft, 0..1, however many a round has.
-        stamps: gets the host's time whenever the device has finished a verify pass; of a plain step,
-            when it was begun.
+        stamps: gets the host's time whenever the device has finished a verify pass, or has been
+            given one of a plain step.
     """
 
     def __init__(self, chance: float, stamps: list[float]) -> None:
