@@ -377,7 +377,7 @@ class Cruise:
         bound = self._bound(entry)
         missing = pool.blocks_for(bound) - len(entry.table)
         room = sizes.pages * pool.block_size
-        if member.decoder.keys.scored_layers:
+        if self._scores:
             room = min(room, sizes.span)
         is_wide = bool(self._k) and member.decoder.keys.budget(bound) > sizes.width
         if missing > pool.free or bound > room or is_wide or self._is_too_long(bound):

@@ -234,7 +234,9 @@ class ModelRunner:
         buffers = self.buffers
         # Rows of nobody lie in as many blocks as a request may have.
         most = min(buffers.sizes.rows, rows + buffers.sizes.pages * buffers.block_size)
-        return self._row_buckets.rows_for(rows, *rest, generation=buffers.generation, most=most)
+        return self._row_buckets.rows_for(
+            rows, *rest, generation=buffers.generation, most=most, of_steps=True
+        )
 
     @property
     def runs_ahead(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pillarattn.engine import row_buckets
@@ -59,6 +61,17 @@ def test_a_recording_serves_a_quarter_less_or_few_rows_less(rows, held, fits):
     assert (asked(RowBuckets(Graphs(held)), rows) == held) == fits
 
 
+def test_a_whole_step_has_as_many_rows_more(cruising):
+    """Requests that end one by one share what the first of them recorded."""
+    runner = cruising().runner
+    runner.buffers.sizes = replace(runner.buffers.sizes, rows=4096, pages=1024)
+    graphs = Graphs(generation=runner.buffers.generation)
+    graphs.kinds = {(264, "step")}
+    runner._row_buckets, runner._may_replay = RowBuckets(graphs), lambda: True
+    assert runner.padded(16, "step") == 264
+    assert runner.padded(4, "step") < 264
+
+
 def test_kinds_and_memory_are_kept_apart():
     buckets = RowBuckets(Graphs(256))
     assert asked(buckets, 220) == 256
@@ -103,8 +116,8 @@ def test_requests_that_come_and_go_share_recordings(
         compared.append(kind)
         return compare(self, kind, *rest)
 
-    def chosen(self, rows, *kind, generation, most):
-        found = choose(self, rows, *kind, generation=generation, most=most)
+    def chosen(self, rows, *kind, generation, **limits):
+        found = choose(self, rows, *kind, generation=generation, **limits)
         closest.add((bucket(rows), *kind, generation))
         wider.append(found > bucket(rows))
         return found

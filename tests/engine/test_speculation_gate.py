@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pillarattn.config import PillarConfig
-from pillarattn.engine import speculation_gate
+from pillarattn.engine import mixed_step, speculation_gate
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.speculation_gate import SpeculationGate
@@ -140,6 +142,98 @@ def test_it_turns_engines_that_cruise(cruising, engine, prompts, monkeypatch, te
     assert run.cruised > 30
     run.scheduler.check()
     assert run.scheduler.pool.free == run.scheduler.pool.num_blocks
+
+
+class Turned:
+    """A gate that a test turns."""
+
+    drafts = True
+
+    def stepped(self, seconds, tokens, requests):
+        pass
+
+
+@pytest.fixture
+def turned(cruising):
+    """Return `turned(**changes)`: an engine that cruises, and its gate."""
+
+    def build(**changes):
+        run, gate = cruising(speculative="auto", **changes), Turned()
+        run._gate = run._intake._gate = run.cruise._gate = gate
+        return run, gate
+
+    return build
+
+
+def test_without_drafts_texts_outgrow_the_room_for_scores(turned, prompts, alone):
+    """Nobody leaves any: plans need not come back, as nothing of theirs makes that room."""
+    run, gate = turned(kv_tokens=2048)
+    names = [run.add_request(p, SamplingParams(max_tokens=150)) for p in prompts[:3]]
+    while not run.cruise.is_on:
+        run.step()
+    gate.drafts, on, done = False, [], {}
+    buffers = run.runner.buffers
+    buffers.sizes = replace(buffers.sizes, span=64)
+    while len(run.requests) == 3:
+        done |= {o.request_id: o for o in run.step() if o.finished}
+        on.append(run.cruise.is_on)
+    assert max(len(d.text.tokens(0, d.length)) for d in run._decoders.values()) > 100
+    assert all(on)
+    while run.has_unfinished:
+        done |= {o.request_id: o for o in run.step() if o.finished}
+    assert [done[n].token_ids for n in names] == [alone(p, 150) for p in prompts[:3]]
+
+
+def tails(monkeypatch):
+    """Return where lists of drafts are noted: the newest chosen key, and where the tail begins."""
+    seen, attend = [], mixed_step.mixed_attention
+
+    def watched(*arguments, **given):
+        counts, starts = given["counts"], given["row_starts"].diff()
+        for seat in ((counts[:, 0] > 0) & (starts > 0)).nonzero().flatten().tolist():
+            newest = [int(line[: counts[seat, 0]].max()) for line in given["indices"][seat]]
+            seen.append((max(newest), int(given["tail_start"][seat]), int(given["lengths"][seat])))
+        return attend(*arguments, **given)
+
+    monkeypatch.setattr(mixed_step, "mixed_attention", watched)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.xfail(
+                strict=True, reason="plans take tails to begin where the round does"
+            ),
+        ),
+    ],
+)
+def test_drafts_read_on_where_old_keys_end(turned, prompts, monkeypatch, planned):
+    """After steps without drafts a tail begins where the keys of long ago end, not at the round.
+
+    Recent keys are always chosen: the newest one is next to the tail.
+    """
+    run, gate = turned(kv_tokens=2048)
+    for prompt in prompts[:3]:
+        run.add_request(prompt, SamplingParams(max_tokens=120))
+    while not run.cruise.is_on:
+        run.step()
+    gate.drafts = False
+    for _ in range(20):
+        run.step()
+    gate.drafts, seen = True, tails(monkeypatch)
+    run.step()
+    assert run.cruise.is_on
+    if planned:
+        run.cruise.leave()
+        run.cruise = None
+    for _ in range(3):
+        run.step()
+    assert any(length - tail > 15 for _, tail, length in seen)
+    assert all(newest == tail - 1 for newest, tail, _ in seen)
 
 
 def test_what_it_cannot_gate_is_named():
