@@ -27,6 +27,8 @@ from pillarattn.modules.budgets import RatioBudget
 
 # Steps after which it is tried again where it was not possible, and after a step that raised.
 PATIENCE, LONG_PATIENCE = 8, 64
+# Pairs of k and budget whose rounds wait for the next cruise of their kind.
+MOST_HELD = 8
 
 
 class Cruise:
@@ -232,10 +234,9 @@ class Cruise:
         if self._is_torn:
             # What the host has read is right; how far the device got is not known.
             for member in self._members:
-                self._scheduler.resume(member.name, length=member.decoder.length, drafted=0)
-                member.decoder.resume([], k=self._k)
-                member.seat.selections = None
-                member.seat.kept.forget()
+                keys = member.decoder.keys
+                keys.are_fresh, member.seat.selections = not keys.selects, None
+                self._resume(member, [])
         elif self._members:
             self._give_back()
         self.forget()
@@ -254,15 +255,22 @@ class Cruise:
         if not self._k_of(members[0].decoder):
             # The gate has turned: what would be left of the rounds is not worth planned steps.
             drafted = [0] * len(members)
-        kept = buffers.selected.taken(seats, self.rounds.base[seats]) if self._k else None
+        kept = buffers.selected.taken(seats, self.rounds.begun[seats]) if self._k else None
         for place, (member, text, count) in enumerate(zip(members, texts, drafted, strict=True)):
-            length = member.decoder.length
-            stays = self._scheduler.resume(member.name, length=length, drafted=count)
-            member.decoder.resume(text[1 : stays + 1], k=self._k)
-            member.seat.kept = KeptRound(length - 1, count)
             if kept is not None:
                 member.seat.selections = part = ChosenPart(kept, place)
                 member.decoder.keys.resume(part, member.rounds)
+            self._resume(member, text[1 : count + 1])
+
+    def _resume(self, member: Member, drafts: list[int]) -> None:
+        """Let a request be planned again, with `drafts` if the keys that they read are not old."""
+        name, decoder, scheduler = member.name, member.decoder, self._scheduler
+        drafts = drafts if decoder.keys.are_fresh else []
+        stays = scheduler.resume(name, length=decoder.length, drafted=len(drafts))
+        decoder.resume(drafts[:stays], k=self._k)
+        member.seat.kept = KeptRound(decoder.length - 1, len(drafts))
+        if not stays:
+            scheduler.wished(name, decoder.wish(scheduler.entries[name].draft_room))
 
     def drop(self, *, everybody: bool) -> None:
         """Leave those out from the next step on who have ended; `everybody` has: forget them."""
@@ -327,6 +335,8 @@ class Cruise:
             self._held[key] = self.new_rounds(
                 buffers, self._outcomes.selection, k=self._k, budget=budget
             )
+            if len(self._held) > MOST_HELD:
+                del self._held[next(iter(self._held))]
         return self._held[key]
 
     def _leave_out(self) -> None:

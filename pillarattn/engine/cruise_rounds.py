@@ -42,6 +42,7 @@ class CruiseRounds:
         base: `[seats + 1]` int64, position of each seat's newest token, which has no key yet; 0 in
             the last seat, nobody's.
         tokens: `[seats + 1, k + 1]` int64, that token and the drafts after it.
+        begun: `[seats + 1]` int64, tokens that had keys when a seat's keys were chosen.
         generation: of the buffers' memory.
     """
 
@@ -55,8 +56,7 @@ class CruiseRounds:
         self.tokens = self.base.new_zeros(seats, k + 1)
         # Key of a seat's noise, and what a position lacks to be a place in its output.
         self._seeds, self._shifts = torch.zeros_like(self.base), torch.zeros_like(self.base)
-        # Tokens that had keys when a seat's keys were chosen.
-        self._begun = torch.zeros_like(self.base)
+        self.begun = torch.zeros_like(self.base)
         self._forms: dict[tuple[int, int], StepForm] = {}
 
     def begin(self, requests: Sequence[tuple[int, RequestDecoder]]) -> None:
@@ -72,7 +72,7 @@ class CruiseRounds:
         table = on_device(lines, self.base.device)
         where = table[:, 0]
         self.base[where], self._shifts[where] = table[:, 1], table[:, 2]
-        self._seeds[where], self._begun[where] = table[:, 3], table[:, 4]
+        self._seeds[where], self.begun[where] = table[:, 3], table[:, 4]
         self.tokens[where] = table[:, 5:]
 
     def form(self, inputs: StepInputs) -> StepForm:
@@ -116,7 +116,7 @@ class CruiseRounds:
         """
         form = self.form(inputs)
         step = form.load(
-            self._buffers, self.base, self.tokens, self._begun, scored=is_scored, live=inputs.live
+            self._buffers, self.base, self.tokens, self.begun, scored=is_scored, live=inputs.live
         )
         return self.advance(form, step, forward(step), draws=inputs.draws, chosen=chosen)
 
@@ -128,7 +128,7 @@ class CruiseRounds:
         drawn = self._drawn(form, logits, draws)
         seats, k = form.verify_seats, self.k
         report, ends, emitted = judge_rounds(
-            self.judged(form, drawn), self.tokens, self.base, self._begun,
+            self.judged(form, drawn), self.tokens, self.base, self.begun,
             rows=form.verify_rows.view(form.judged, k + 1), seats=seats, real=form.real,
             draft_places=form.draft_places,
         )  # fmt: skip

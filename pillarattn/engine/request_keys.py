@@ -182,7 +182,7 @@ class RequestKeys:
         """Go on with keys that the device has chosen by itself, so many rounds after the last."""
         self.selections = part
         if rounds:
-            self.chosen_at = self._length
+            self.chosen_at, self.are_fresh = self._length, True
         self._selector.round_index += rounds
 
     def detach(self) -> None:

@@ -199,18 +199,7 @@ def tails(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(
-    "planned",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                strict=True, reason="plans take tails to begin where the round does"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("planned", [False, True])
 def test_drafts_read_on_where_old_keys_end(turned, prompts, monkeypatch, planned):
     """After steps without drafts a tail begins where the keys of long ago end, not at the round.
 
