@@ -194,7 +194,8 @@ def _topk_kernel(
         low, reached = _search(maxima, low, high, wanted * 0 + COLUMNS, wanted, wanted // 16)
         floor_key = low.to(tl.int32)
         # At -inf, columns without any key count too, and NaN keys may be needed: no bound.
-        bounded = floor_key > (~0x7F800000 >> SHIFT)
+        # Nor is there one where more are wanted than there are columns.
+        bounded = (floor_key > (~0x7F800000 >> SHIFT)) & (wanted <= COLUMNS)
         found = wanted * 0
         if bounded:
             shifted = floor_key << SHIFT

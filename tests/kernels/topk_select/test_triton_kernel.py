@@ -39,6 +39,14 @@ def compare(scores, lengths, budgets, recent, *, device, sink=0, starts=None, co
         assert torch.equal(got, truth)
 
 
+@pytest.mark.parametrize("budget", [63, 64, 65, 89])
+def test_more_wanted_than_columns(triton_device, budget):
+    """As with a fifth of a context of 100,000: column maxima then are no bound."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 1, 150, generator=generator).exp()
+    compare(scores, [120, 90], [budget] * 2, [0, 0], device=triton_device, columns=64)
+
+
 @settings(
     max_examples=25,
     deadline=None,
