@@ -71,14 +71,13 @@ def engine(
     """Time the engine on one batch of requests: plain, speculative, in lockstep, delayed, cruising.
 
     Tokens a second count from the moment when all prompts are read; those "while all run" end with
-    the first request that ends. Greedy tokens, and sampled ones
-    by gumbel, are compared with plain ones; in float32 the exit code is 1 where they differ.
+    the first request that ends. Greedy tokens, and sampled ones by gumbel, are compared with plain
+    ones; in float32 the exit code is 1 where they differ.
     """
     console = human_console(json_to)
     with readable_errors():
         check_json_target(json_to)
         from pillarattn.evaluation.engine_bench import EngineBench, run_engine_bench
-        from pillarattn.evaluation.results import append_record
 
         bench = EngineBench(
             model=model, batches=parse_numbers(batch, "--batch"), length=length,
@@ -88,29 +87,41 @@ def engine(
             lockstep=lockstep, delayed=delayed, cruise=cruise, repeats=repeats, warm_ups=warm_ups,
             device=device, dtype=dtype,
         )  # fmt: skip
-
-        def done(run: dict[str, Any]) -> None:
-            found = run["run"]
-            speed = found["tokens"] / found["seconds"]
-            console.print(f"B={run['batch']} {run['variant']}: {speed:,.1f} tokens/s", markup=False)
-            if out is not None:
-                append_record(out, run)
-
         with console.status("loading") as status:
             records = run_engine_bench(
-                bench, on_run=lambda batch, name: status.update(f"B={batch}: {name}"), on_done=done
-            )
-        if out is not None:
-            for record in records:
-                append_record(out, record)
-        if plot is not None:
-            from pillarattn.evaluation.plots import plot_engine_bench, save
-
-            save(plot_engine_bench(records), plot)
-            console.print(f"Plot: {plot}", markup=False)
+                bench, on_run=lambda batch, name: status.update(f"B={batch}: {name}"),
+                on_done=lambda run: _keep(console, out, run),
+            )  # fmt: skip
+        _write(console, records, out=out, plot=plot)
         write_json({"command": "bench engine", "cells": records}, json_to)
         console.print(_table(records))
         _check(console, records)
+
+
+def _keep(console: Console, out: Path | None, run: dict[str, Any]) -> None:
+    """Print what a run took, and append it to `out`: what is interrupted later keeps it."""
+    from pillarattn.evaluation.results import append_record
+
+    speed = run["run"]["tokens"] / run["run"]["seconds"]
+    console.print(f"B={run['batch']} {run['variant']}: {speed:,.1f} tokens/s", markup=False)
+    if out is not None:
+        append_record(out, run)
+
+
+def _write(
+    console: Console, records: list[dict[str, Any]], *, out: Path | None, plot: Path | None
+) -> None:
+    """Write what was asked for: records, and their figure."""
+    from pillarattn.evaluation.results import append_record
+
+    if out is not None:
+        for record in records:
+            append_record(out, record)
+    if plot is not None:
+        from pillarattn.evaluation.plots import plot_engine_bench, save
+
+        save(plot_engine_bench(records), plot)
+        console.print(f"Plot: {plot}", markup=False)
 
 
 def _table(records: list[dict[str, Any]]) -> Table:

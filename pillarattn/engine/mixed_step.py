@@ -10,7 +10,7 @@ from torch import Tensor
 from pillarattn.datatypes import Phase
 from pillarattn.engine.paged_cache import PagedLayer
 from pillarattn.kernels import mixed_attention, paged_row_scores
-from pillarattn.kernels.mixed_attention import READS_ALL, work_list
+from pillarattn.kernels.mixed_attention import READS_ALL, KnownScores, work_list
 from pillarattn.modules.attention import keep_queries
 from pillarattn.modules.step import AttentionOptions
 
@@ -114,7 +114,7 @@ class MixedStep:
         }  # fmt: skip
         out = mixed_attention(
             rows, pools[0], pools[1], **self._requests(), **self._reading(rows, pools, index),
-            **named, **self._known(index), sinks=options.sinks, lse=lse, implementation=kernels,
+            **named, known=self._known(index), sinks=options.sinks, lse=lse, implementation=kernels,
         )  # fmt: skip
         if lse is not None:
             buffers = self.buffers
@@ -147,16 +147,16 @@ class MixedStep:
             "block_table": self.buffers.block_table, "block_size": self.buffers.block_size,
         }  # fmt: skip
 
-    def _known(self, index: int) -> dict[str, Any]:
+    def _known(self, index: int) -> KnownScores | None:
         """Return where drafts leave their log-sum-exps in a layer, and who is scored by them."""
         buffers = self.buffers
         if index not in buffers.sizes.scored or not buffers.kept.width:
-            return {}
+            return None
         place, named = buffers.sizes.scored.index(index), buffers.named
-        return {
-            "kept_lse": buffers.kept.values[place], "scores": self.scores[place],
-            **{name: named[name] for name in ("kept_place", "score_place", "first_place")},
-        }  # fmt: skip
+        return KnownScores(
+            buffers.kept.values[place], named["kept_place"], self.scores[place],
+            named["score_place"], named["first_place"],
+        )  # fmt: skip
 
     def _reading(self, rows: Tensor, pools: tuple[Tensor, Tensor], index: int) -> dict[str, Any]:
         """Return what each request reads in a layer, and the work list of layers like it."""

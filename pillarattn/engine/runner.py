@@ -20,7 +20,7 @@ from pillarattn.engine.packed_pass import PackedAttention, PackedStep, Segment
 from pillarattn.engine.packing_check import PackingCheck
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.pass_logits import PassLogits
-from pillarattn.engine.row_buckets import RowBuckets, bucket
+from pillarattn.engine.row_buckets import RowBuckets
 from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.errors import NotPatchedError, UnsupportedModelError
 from pillarattn.patch.cache_adapter import PillarCache
@@ -229,14 +229,8 @@ class ModelRunner:
             rows: of requests.
             rest: what makes up its kind beside the rows.
         """
-        if not self._may_replay():
-            return bucket(rows)
-        buffers = self.buffers
-        # Rows of nobody lie in as many blocks as a request may have.
-        most = min(buffers.sizes.rows, rows + buffers.sizes.pages * buffers.block_size)
-        return self._row_buckets.rows_for(
-            rows, *rest, generation=buffers.generation, most=most, of_steps=True
-        )
+        buckets = self._row_buckets if self._may_replay() else None
+        return self.buffers.padded(rows, *rest, buckets=buckets, of_steps=True)
 
     @property
     def runs_ahead(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +144,8 @@ class StepBuffers:
         steady, rows = is_steady(segments), sum(len(s.tokens) for s in segments)
         is_scored = any(s.scores is not None for s in segments)
         is_exact = any(map(self._is_exact, segments, seats))
-        self._filled = self.padded(rows, is_scored, buckets if steady else None, is_exact=is_exact)
+        buckets = buckets if steady else None
+        self._filled = self.padded(rows, is_scored, is_exact, buckets=buckets)
         parts = self._fill(segments, seats)
         self.ints.copy_(self.sent(self._host), non_blocking=True)
         if ahead is not None:
@@ -190,16 +191,23 @@ class StepBuffers:
             seat.pages, seat.version = len(table), table.version
 
     def padded(
-        self, rows: int, is_scored: bool, buckets: RowBuckets | None, *,
-        is_exact: bool | None = None,
-    ) -> int:  # fmt: skip
-        """Return how many rows a pass has, those of nobody included; the rest is as its kind."""
+        self, rows: int, *rest: Hashable, buckets: RowBuckets | None, of_steps: bool = False
+    ) -> int:
+        """Return how many rows a pass has, those of nobody included.
+
+        Args:
+            rows: of requests.
+            rest: what makes up its kind beside the rows.
+            buckets: choose, if it may be replayed.
+            of_steps: whether the whole step may.
+        """
         if buckets is None:
             return bucket(rows)
         # Rows of nobody lie in as many blocks as a request may have.
         most = min(self.sizes.rows, rows + self.sizes.pages * self.block_size)
-        is_exact = is_scored if is_exact is None else is_exact
-        return buckets.rows_for(rows, is_scored, is_exact, generation=self.generation, most=most)
+        return buckets.rows_for(
+            rows, *rest, generation=self.generation, most=most, of_steps=of_steps
+        )
 
     def _take_tokens(self, parts: list[Part], ahead: PendingDraws) -> None:
         """Put the tokens in that the pass before draws, without asking what they are."""

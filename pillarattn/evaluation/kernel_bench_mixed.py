@@ -23,6 +23,7 @@ from pillarattn.evaluation.kernel_bench_cells import (
     relative_error,
 )
 from pillarattn.evaluation.kernel_bench_timing import Call
+from pillarattn.kernels.mixed_attention import KnownScores
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 
 # Drafts of a round; a verifying request has one row more.
@@ -194,8 +195,8 @@ class ScoredMixedCell(MixedCell):
     def call(self, given: dict[str, Any], tiles: Any) -> Call:
         """Run one layer, which returns outputs and scores."""
         known = self._known()
-        attend = self._layer(given, tiles, **known)
-        return lambda: (attend(), known["scores"])
+        attend = self._layer(given, tiles, known=known)
+        return lambda: (attend(), known.scores)
 
     def error(self, given: dict[str, Any], tiles: Any) -> float:
         """Check the output, and all scores of the first request."""
@@ -220,7 +221,7 @@ class ScoredMixedCell(MixedCell):
         """Return the rival: this op and `paged_row_scores`, which reads the keys once more."""
         from pillarattn.kernels.row_scores.triton_kernel import paged_row_scores
 
-        scores = self._known()["scores"]
+        scores = self._known().scores
         lse = torch.empty(given["query"].shape[:2], device=base.DEVICE)
         attend = self._layer(given, None, lse=lse)
         named = {n: given[n] for n in ("row_starts", "lengths", "block_table", "block_size")}
@@ -241,15 +242,13 @@ class ScoredMixedCell(MixedCell):
         """Near the log-sum-exp of each row: logits are of about unit variance."""
         return math.log(self.length) + 0.5
 
-    def _known(self) -> dict[str, Any]:
+    def _known(self) -> KnownScores:
         """Return what drafts have left, and places for scores; each draft leaves some more."""
         places = torch.arange(self.batch, device=base.DEVICE) + 1
         verifies = places <= self.verifying
-        return {
-            "kept_lse": torch.full((self.batch, DRAFTS, HEADS), self._normaliser).to(base.DEVICE),
-            "kept_place": (~verifies).long(),
-            "scores": torch.zeros(
-                self.verifying, KV_HEADS, DRAFTS + 1, self.length, device=base.DEVICE
-            ),
-            "score_place": torch.where(verifies, places, 0),
-        }
+        return KnownScores(
+            torch.full((self.batch, DRAFTS, HEADS), self._normaliser).to(base.DEVICE),
+            (~verifies).long(),
+            torch.zeros(self.verifying, KV_HEADS, DRAFTS + 1, self.length, device=base.DEVICE),
+            torch.where(verifies, places, 0),
+        )

@@ -1,6 +1,14 @@
-"""Powers of two that Triton tiles are made of."""
+"""Sizes that Triton tiles are made of."""
 
 from __future__ import annotations
+
+# Numbers of a row that one thread may read at once begin at multiples of this.
+STRETCH = 16
+
+
+def stretched(size: int) -> int:
+    """Return `size` filled up to whole stretches: what does not tell one length from the next."""
+    return -(-size // STRETCH) * STRETCH
 
 
 def power_of_two(size: int) -> int:

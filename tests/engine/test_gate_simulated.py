@@ -93,7 +93,8 @@ def test_it_loses_little_to_the_better_way(seconds):
     drafting, _ = seconds(True)
     chosen, run = seconds("auto")
     assert drafting < 0.95 * plain
-    assert chosen < 1.12 * drafting
+    # Plain decoding alone would lose 9 %.
+    assert chosen < 1.07 * drafting
     # It has turned more than once, and nobody recorded each number of rows.
     assert run._gate.trials > 1
     assert run.runner.graphs.recorded < 30

@@ -70,7 +70,8 @@ def test_a_pass_may_have_more_rows_than_it_needs(runner, monkeypatch):
     one, asked = segment(runner, "a", 5, first=7), []
     want = runner.run([one])[0]
 
-    def rows_for(self, rows, *rest, generation, most):
+    def rows_for(self, rows, *rest, generation, most, of_steps):
+        assert not of_steps
         asked.append((rows, *rest, generation, most))
         return most
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from pillarattn.kernels.key_forecast import launch as key_forecast
 from pillarattn.kernels.key_forecast.features import FEATURES
 from pillarattn.kernels.keyed_rejection import triton_kernel as keyed
 from pillarattn.kernels.layer_ops import triton_kernel as layer_ops
+from pillarattn.kernels.mixed_attention import KnownScores
 from pillarattn.kernels.mixed_attention import launch as mixed
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 from pillarattn.kernels.pool_layers import launch as pooling
@@ -50,6 +52,9 @@ SCALED = {"_bound_kernel", "_choose_kernel"}
 # What its constants would be if Triton took them for fp32, as it does in comparisons.
 _AS_FP32 = {c: struct.unpack("f", struct.pack("f", c))[0] for c in (LN2, MIDDLE, *SERIES)}
 ROUNDED = {f"0d{struct.pack('>d', r).hex().upper()}" for c, r in _AS_FP32.items() if r != c}
+
+# What was compiled of each kernel.
+VARIANTS: dict[str, set[str]] = defaultdict(set)
 
 
 class Hopper:
@@ -94,6 +99,7 @@ def compile_only() -> list[str]:
         if name in SCALED and re.search(r"div\.(full|approx)|f32\.ftz|ftz\.f32", kernel.asm["ptx"]):
             raise ValueError(f"{name} rounds fp32 otherwise than IEEE 754")
         compiled.append(name)
+        VARIANTS[name].add(kernel.hash)
 
     driver.set_active(Hopper())
     JITFunction.run = compile_one
@@ -121,11 +127,11 @@ def mixed_attention(*, batch: int, rows: int, heads: int, kv_heads: int, **optio
 def scored(*, batch: int, rows: int, heads: int, kv_heads: int, **options: Any) -> None:
     """Compile `mixed_attention` with scores by normalisers that are known."""
     place = torch.zeros(batch, dtype=torch.int64)
-    mixed_attention(
-        batch=batch, rows=rows, heads=heads, kv_heads=kv_heads, kept_place=place, score_place=place,
-        kept_lse=torch.zeros(batch, rows, heads), scores=torch.zeros(1, kv_heads, rows, 40),
-        **options,
+    known = KnownScores(
+        torch.zeros(batch, rows, heads), place, torch.zeros(1, kv_heads, rows, 40), place,
+        options.pop("first_place", None),
     )  # fmt: skip
+    mixed_attention(batch=batch, rows=rows, heads=heads, kv_heads=kv_heads, known=known, **options)
 
 
 def paged_scores(*, rows: int, heads: int, kv_heads: int, dim: int, **options: Any) -> None:
@@ -227,6 +233,24 @@ def keyed_rejection(*, rows: int, drafts: int, longest: int, size: int, has_laws
     )  # fmt: skip
 
 
+def growing() -> None:
+    """Compile for a context that grows: a kernel for each length would be waited for each time."""
+    VARIANTS.clear()
+    layers = [torch.zeros(2, 8, 9, 8192)] * 4
+    for size, kept in ((4096, 208), (4097, 209), (4111, 224)):
+        rows, lengths = torch.ones(2, dtype=torch.int64), torch.full((2,), size)
+        pooled = pooling.pool_layers(
+            layers, lengths=[lengths] * 4, rows=rows, end=size, normalise="rows"
+        )
+        many = lengths.repeat(4)
+        topk.topk_select(
+            pooled, lengths=many, budgets=many, recent=many, sink=4, starts=many, capacity=kept
+        )
+    found = {name: len(variants) for name, variants in VARIANTS.items()}
+    if found != {"pool_kernel": 1, "_topk_kernel": 1}:
+        raise ValueError(f"contexts of three lengths take so many kernels: {found}")
+
+
 def step_rounds(*, seats: int, k: int, rows: int, judged: int) -> None:
     """Compile both ends of a step."""
 
@@ -319,6 +343,7 @@ CASES: dict[str, Callable[[], None]] = {
     "seat keys": lambda: chosen_keys(layers=36, rows=9, heads=8, width=16, picked=False),
     "seat keys ones": lambda: chosen_keys(layers=1, rows=1, heads=1, width=1, picked=True),
     "layers": lambda: layers(rows=4, heads=32, kv_heads=8, dim=128, normed=True),
+    "growing": growing,
     "rounds": lambda: step_rounds(seats=9, k=8, rows=40, judged=3),
     "rounds ones": lambda: step_rounds(seats=1, k=0, rows=1, judged=1),
     "rounds none": lambda: step_rounds(seats=2, k=1, rows=2, judged=0),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,7 +16,7 @@ from pillarattn.kernels.checks import (
 )
 from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.mixed_attention import reference
-from pillarattn.kernels.mixed_attention.known import check_known, score_limits
+from pillarattn.kernels.mixed_attention.known import KnownScores, check_known, score_limits
 from pillarattn.kernels.mixed_attention.tiles import default_tiles
 from pillarattn.kernels.mixed_attention.work_list import (
     WorkList,
@@ -27,7 +25,7 @@ from pillarattn.kernels.mixed_attention.work_list import (
     slots_of,
 )
 
-__all__ = ["READS_ALL", "WorkList", "mixed_attention", "slots_of", "work_list"]
+__all__ = ["READS_ALL", "KnownScores", "WorkList", "mixed_attention", "slots_of", "work_list"]
 
 # The count of a request that reads every position.
 READS_ALL = -1
@@ -53,11 +51,7 @@ def mixed_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     lse: Tensor | None = None,
-    kept_lse: Tensor | None = None,
-    kept_place: Tensor | None = None,
-    scores: Tensor | None = None,
-    score_place: Tensor | None = None,
-    first_place: Tensor | None = None,
+    known: KnownScores | None = None,
     work: WorkList | None = None,
     slots: Tensor | None = None,
     implementation: str = "auto",
@@ -69,18 +63,6 @@ def mixed_attention(
     row sees all positions up to its own. Else it drafts: its single row reads
     `indices[b, h, :counts[b, h]]` and the positions from `tail_start[b]` on. Position p of request
     b lies in slot `block_table[b, p // block_size] * block_size + p % block_size` of the pool.
-
-    Row scores come out of the same read where a row's normaliser is known: that of the draft which
-    was drawn at the same position. `kept_lse`, `kept_place`, `scores` and `score_place` are given
-    together. A scored request's row i and key j get
-
-        scores[n - 1 + first_place, h, i, j] = (1/G) sum_g exp(logit(i, g, j) - kept(i, g))
-
-    with n = `score_place[b]`, kept(i, g) = `kept_lse[b, min(i, max(rows - 2, 0)), h * G + g]`, and
-    0 where the row does not see the key. So the row past the last draft takes that draft's. A row
-    and head whose kept value is not finite has shares of 0; where it is so far off that a share
-    would exceed 2**15, all those of its row and head are from 0 to that, and else undefined. What
-    lies past a request's rows or its length stays as it was.
 
     Args:
         query: `[T, Hq, D]`, fp16, bf16, fp32 or fp64, with T >= `row_starts[B]`.
@@ -100,21 +82,13 @@ def mixed_attention(
         sinks: `[Hq]` or None, logits that take a share of the softmax and have no value.
         lse: `[T, Hq]` fp32 or None: written, the natural log-sum-exp of each row's logits and
             sink, -inf where it sees nothing.
-        kept_lse: `[B, W, Hq]` fp32 contiguous, what `lse` holds of drafts, written and read; W
-            holds the drafts of the largest request that is scored.
-        kept_place: `[B]` integers; n > 0 writes that of the request's single row to
-            `kept_lse[b, n - 1]`. No request has both this and a `score_place`.
-        scores: `[V, Hkv, Q, S]` fp32, contiguous along S; Q and S hold the largest request.
-        score_place: `[B]` integers; n > 0 scores the rows of a request that reads everything.
-        first_place: `[1]` integer, place in `scores` that n = 1 means. None: the first one.
-        work: `work_list` of these arguments, where the caller has made it for all layers; None
-            makes it.
+        known: what row scores out of the same read go by, and where they go; None: nowhere.
+        work: `work_list` of these arguments, if the caller has made it for all layers.
         slots: `slots_of(indices, block_table, block_size)`, likewise.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Returns:
-        `[T, Hq, Dv]` in the query's dtype, accumulated in fp32 (fp64 for fp64); rows at or past
-        `row_starts[B]` are undefined.
+        `[T, Hq, Dv]` in the query's dtype, summed in fp32 (fp64 for fp64); the rest is undefined.
 
     Raises:
         ValueError: a shape, dtype, device, range or (on the CPU) value is wrong.
@@ -126,26 +100,18 @@ def mixed_attention(
         query, key_pool, block_table, row_starts=row_starts, lengths=lengths, indices=indices,
         counts=counts, tail_start=tail_start, most=block_table.shape[1] * block_size,
     )  # fmt: skip
-    check_at_least("window", window, 1)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap must be None or a number > 0, got {softcap!r}")
+    _check_options(window, softcap)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     unsupported = triton_attention_limits(query, key_pool, value_pool, scale=scale)
-    known: dict[str, Any] = {
-        "kept_lse": kept_lse, "kept_place": kept_place, "scores": scores,
-        "score_place": score_place, "first_place": first_place,
-    }  # fmt: skip
-    if any(tensor is not None for tensor in known.values()):
-        check_known(query, key_pool, row_starts, counts, **known)
+    if known is not None:
+        check_known(known, query, row_starts, counts)
         unsupported = unsupported or score_limits(query, key_pool, value_pool)
-    compute = choose(
-        "mixed_attention", implementation, query, key_pool, value_pool, unsupported=unsupported
-    )
+    pools = query, key_pool, value_pool
+    compute = choose("mixed_attention", implementation, *pools, unsupported=unsupported)
     out: Tensor = compute(
-        query, key_pool, value_pool, row_starts=row_starts, lengths=lengths,
-        block_table=block_table, block_size=block_size, indices=indices, counts=counts,
-        tail_start=tail_start, scale=scale, window=window, softcap=softcap, sinks=sinks, lse=lse,
-        work=work, slots=slots, **known,
+        *pools, row_starts=row_starts, lengths=lengths, block_table=block_table,
+        block_size=block_size, indices=indices, counts=counts, tail_start=tail_start, scale=scale,
+        window=window, softcap=softcap, sinks=sinks, lse=lse, known=known, work=work, slots=slots,
     )  # fmt: skip
     return out
 
@@ -173,6 +139,13 @@ def work_list(
         group=query.shape[1] // key_pool.shape[1], tiles=tiles,
         most=most_splits(block_table, block_size, tiles),
     )  # fmt: skip
+
+
+def _check_options(window: int | None, softcap: float | None) -> None:
+    """Raise `ValueError` unless these are None or what they can be."""
+    check_at_least("window", window, 1)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be None or a number > 0, got {softcap!r}")
 
 
 def _check_pool(

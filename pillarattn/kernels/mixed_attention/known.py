@@ -1,6 +1,8 @@
-"""Guards on scores by known normalisers, and what the Triton kernel takes of them."""
+"""Row scores out of an attention pass, by normalisers that are known before it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,24 +11,42 @@ from pillarattn.kernels.checks import check_integers, check_one_device, check_sh
 from pillarattn.kernels.mixed_attention.tiles import default_tiles
 
 
-def check_known(
-    query: Tensor,
-    key_pool: Tensor,
-    row_starts: Tensor,
-    counts: Tensor,
-    *,
-    kept_lse: Tensor | None,
-    kept_place: Tensor | None,
-    scores: Tensor | None,
-    score_place: Tensor | None,
-    first_place: Tensor | None,
-) -> None:
-    """Raise `ValueError` unless these arguments of `kernels.mixed_attention` fit each other."""
-    if kept_lse is None or kept_place is None or scores is None or score_place is None:
-        raise ValueError(
-            "kept_lse, kept_place, scores and score_place must be given together, and first_place "
-            "only with them"
-        )
+@dataclass(frozen=True)
+class KnownScores:
+    """What drafts have left of their softmax, and where scores by it go; it is written to.
+
+    A draft leaves its log-sum-exp, which is nearly that of the row which verifies it. Row i and key
+    j of a scored request b get
+
+        scores[n - 1 + first_place, h, i, j] = (1/G) sum_g exp(logit(i, g, j) - kept(i, g))
+
+    with n = `score_place[b]`, kept(i, g) = `kept_lse[b, min(i, max(rows - 2, 0)), h * G + g]`, and
+    0 where the row does not see the key. So the row past the last draft takes that draft's. A row
+    and head whose kept value is not finite has shares of 0; where it is so far off that a share
+    would exceed 2**15, all those of its row and head are from 0 to that, and else undefined. What
+    lies past a request's rows or its length stays as it was.
+
+    Attributes:
+        kept_lse: `[B, W, Hq]` fp32 contiguous, natural log-sum-exps of drafts, sinks included; W
+            holds the drafts of the largest request that is scored.
+        kept_place: `[B]` integers; n > 0 writes that of the request's single row to
+            `kept_lse[b, n - 1]`. No request has both this and a `score_place`.
+        scores: `[V, Hkv, Q, S]` fp32, contiguous along S; Q and S hold the largest request.
+        score_place: `[B]` integers; n > 0 scores the rows of a request that reads everything.
+        first_place: `[1]` integer, place in `scores` that n = 1 means. None: the first one.
+    """
+
+    kept_lse: Tensor
+    kept_place: Tensor
+    scores: Tensor
+    score_place: Tensor
+    first_place: Tensor | None = None
+
+
+def check_known(known: KnownScores, query: Tensor, row_starts: Tensor, counts: Tensor) -> None:
+    """Raise `ValueError` unless what is known fits the other arguments of `mixed_attention`."""
+    kept_lse, kept_place, scores = known.kept_lse, known.kept_place, known.scores
+    score_place, first_place = known.score_place, known.first_place
     batch, kv_heads = counts.shape
     check_shape("scores", scores, (None, kv_heads, None, None), "[V, Hkv, Q, S]")
     check_shape("kept_lse", kept_lse, (batch, None, query.shape[1]), "[B, W, Hq]")
@@ -41,18 +61,17 @@ def check_known(
     if not kept_lse.is_contiguous() or (scores.numel() and scores.stride(3) != 1):
         raise ValueError("kept_lse must be contiguous, and scores along their last dimension")
     check_one_device(
-        query=query, key_pool=key_pool, kept_lse=kept_lse, kept_place=kept_place, scores=scores,
+        query=query, kept_lse=kept_lse, kept_place=kept_place, scores=scores,
         score_place=score_place, first_place=first_place,
     )  # fmt: skip
     if not query.is_cuda:
-        _check_places(row_starts, counts, kept_lse, kept_place, scores, score_place, first_place)
+        _check_places(known, row_starts, counts)
 
 
-def _check_places(
-    row_starts: Tensor, counts: Tensor, kept_lse: Tensor, kept_place: Tensor, scores: Tensor,
-    score_place: Tensor, first_place: Tensor | None,
-) -> None:  # fmt: skip
+def _check_places(known: KnownScores, row_starts: Tensor, counts: Tensor) -> None:
     """Raise `ValueError` on the CPU unless there is room, and each request does one of both."""
+    kept_lse, kept_place, scores = known.kept_lse, known.kept_place, known.scores
+    score_place, first_place = known.score_place, known.first_place
     rows, width = row_starts.diff(), kept_lse.shape[1]
     keeps, is_scored = kept_place > 0, score_place > 0
     if bool((rows[keeps] != 1).any()) or bool((kept_place > width).any()):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.kernels.block_sizes import padded
+from pillarattn.kernels.mixed_attention.known import KnownScores
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles, default_tiles, programs_of
 from pillarattn.kernels.mixed_attention.triton_kernel import combine_kernel, mixed_kernel
 from pillarattn.kernels.mixed_attention.work_list import (
@@ -37,11 +38,7 @@ def mixed_attention(
     softcap: float | None,
     sinks: Tensor | None,
     lse: Tensor | None = None,
-    kept_lse: Tensor | None = None,
-    kept_place: Tensor | None = None,
-    scores: Tensor | None = None,
-    score_place: Tensor | None = None,
-    first_place: Tensor | None = None,
+    known: KnownScores | None = None,
     tiles: MixedTiles | None = None,
     work: WorkList | None = None,
     slots: Tensor | None = None,
@@ -58,8 +55,7 @@ def mixed_attention(
     out = query.new_empty(rows, heads, value_dim)
     if not out.numel() or not len(lengths):
         return out
-    if work is not None:
-        tiles = work.tiles
+    tiles = tiles if work is None else work.tiles
     tiles = tiles or default_tiles(query, key_pool, value_pool)
     counts, row_starts, lengths, tail_start = (
         t.contiguous() for t in (counts, row_starts, lengths, tail_start)
@@ -70,26 +66,21 @@ def mixed_attention(
             rows, row_starts=row_starts, lengths=lengths, counts=counts, tail_start=tail_start,
             group=group, tiles=tiles, most=most,
         )  # fmt: skip
-    if slots is None:
-        slots = slots_of(indices, block_table, block_size)
+    slots = slots_of(indices, block_table, block_size) if slots is None else slots
     part = torch.empty(most, rows, heads, value_dim, dtype=torch.float32, device=query.device)
     part_lse = torch.empty(most, rows, heads, dtype=torch.float32, device=query.device)
-    if indices.shape[2] > 1:
-        indices, slots = (t if t.stride(2) == 1 else t.contiguous() for t in (indices, slots))
-    if block_table.stride(1) != 1 and block_table.shape[1] > 1:
-        block_table = block_table.contiguous()
-    known, sizes = _known(kept_lse, kept_place, scores, score_place)
+    indices, slots, block_table = map(_in_lines, (indices, slots, block_table))
+    tensors, sizes = _taken(known)
     taken = tiles.taken_rows(group)
     options = {
         "G": group, "HEADS": heads, "DV": value_dim, "BLOCK_DV": padded(value_dim),
-        "HAS_SINKS": sinks is not None, "HAS_LSE": lse is not None,
-        "HAS_KEPT": kept_lse is not None,
+        "HAS_SINKS": sinks is not None, "HAS_LSE": lse is not None, "HAS_KEPT": known is not None,
     }  # fmt: skip
     with torch.cuda.device_of(query):
         mixed_kernel[(programs_of(tiles, query.device),)](
             query, key_pool, value_pool, row_starts, lengths, block_table, indices, slots, counts,
             tail_start, sinks, work.items, work.starts, work.splits, out, part, part_lse, lse,
-            *known, first_place,
+            *tensors,
             *query.stride()[:2], *key_pool.stride()[:2], *value_pool.stride()[:2],
             block_table.stride(0), *indices.stride()[:2], *slots.stride()[:2], *out.stride()[:2],
             *sizes, len(lengths) * kv_heads, kv_heads, rows,
@@ -100,24 +91,31 @@ def mixed_attention(
             STAGES=tiles.stages, SCORED_N=tiles.scored_keys or tiles.block_keys,
             SCORED_STAGES=tiles.scored_stages or tiles.stages,
             HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
-            HAS_FIRST=first_place is not None,
+            HAS_FIRST=tensors[-1] is not None,
             num_warps=tiles.warps, num_stages=tiles.stages, **options,
         )  # fmt: skip
         if most > 1:
             combine_kernel[(rows, heads)](
-                part, part_lse, work.owners, work.splits, sinks, out, lse, *known[:2],
+                part, part_lse, work.owners, work.splits, sinks, out, lse, *tensors[:2],
                 *out.stride()[:2], rows, kv_heads, sizes[-1], BLOCK_SPLITS=BLOCK_SPLITS,
                 num_warps=2, **options,
             )  # fmt: skip
     return out
 
 
-def _known(
-    kept_lse: Tensor | None, kept_place: Tensor | None, scores: Tensor | None,
-    score_place: Tensor | None,
-) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:  # fmt: skip
+def _in_lines(integers: Tensor) -> Tensor:
+    """Return a tensor that is contiguous along its last dimension."""
+    is_so = integers.stride(-1) == 1 or integers.shape[-1] < 2
+    return integers if is_so else integers.contiguous()
+
+
+def _taken(known: KnownScores | None) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
     """Return what the kernel takes of known normalisers: tensors, then strides and sizes."""
-    if kept_lse is None or kept_place is None or scores is None or score_place is None:
-        return (None,) * 4, (0,) * 6
-    tensors = kept_lse, kept_place.contiguous(), scores, score_place.contiguous()
-    return tensors, (*scores.stride()[:3], *scores.shape[2:], kept_lse.shape[1])
+    if known is None:
+        return (None,) * 5, (0,) * 6
+    scores = known.scores
+    tensors = (
+        known.kept_lse, known.kept_place.contiguous(), scores, known.score_place.contiguous(),
+        known.first_place,
+    )  # fmt: skip
+    return tensors, (*scores.stride()[:3], *scores.shape[2:], known.kept_lse.shape[1])

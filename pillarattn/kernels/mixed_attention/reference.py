@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pillarattn.kernels.mixed_attention.known import KnownScores
 from pillarattn.kernels.mixed_attention.work_list import WorkList
 from pillarattn.kernels.softmax import accumulation_dtype, attention_probabilities, log_sum_exp
 
@@ -31,11 +32,7 @@ def mixed_attention(
     softcap: float | None,
     sinks: Tensor | None,
     lse: Tensor | None = None,
-    kept_lse: Tensor | None = None,
-    kept_place: Tensor | None = None,
-    scores: Tensor | None = None,
-    score_place: Tensor | None = None,
-    first_place: Tensor | None = None,
+    known: KnownScores | None = None,
     work: WorkList | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
@@ -43,10 +40,7 @@ def mixed_attention(
     kv_heads, device = key_pool.shape[1], query.device
     group, dtype = query.shape[1] // kv_heads, accumulation_dtype(query.dtype)
     out = query.new_empty(*query.shape[:2], value_pool.shape[2])
-    bounds, first = row_starts.tolist(), 0 if first_place is None else int(first_place)
-    nowhere = [0] * len(lengths)
-    kept_at = nowhere if kept_place is None else kept_place.tolist()
-    scored_at = nowhere if score_place is None else score_place.tolist()
+    bounds = row_starts.tolist()
     for b, length in enumerate(lengths.tolist()):
         rows = slice(bounds[b], bounds[b + 1])
         own = torch.arange(length - (rows.stop - rows.start), length, device=device)
@@ -65,18 +59,29 @@ def mixed_attention(
             logits = logits[None, None]
             mass = attention_probabilities(logits.clone(), visible=visible, **given)[0, 0]
             out[rows, heads] = (mass @ values).transpose(0, 1).to(out.dtype)
-            keeps = kept_lse is not None and kept_at[b] > 0
-            if lse is not None or keeps:
-                found = log_sum_exp(logits, visible=visible, **given)[0, 0].transpose(0, 1)
-                if lse is not None:
-                    lse[rows, heads] = found.to(lse.dtype)
-                if kept_lse is not None and keeps:
-                    kept_lse[b, kept_at[b] - 1, heads] = found[0].to(kept_lse.dtype)
-            if kept_lse is not None and scores is not None and scored_at[b] > 0:
-                shares = _shares(logits[0, 0], visible, kept_lse[b, :, heads], softcap)
-                place = scores[first + scored_at[b] - 1, h]
-                place[: shares.shape[0], :length] = shares.to(scores.dtype)
+            if lse is None and known is None:
+                continue
+            found = log_sum_exp(logits, visible=visible, **given)[0, 0].transpose(0, 1)
+            if lse is not None:
+                lse[rows, heads] = found.to(lse.dtype)
+            if known is not None:
+                _keep_or_score(known, b, heads, h, found, logits[0, 0], visible, softcap)
     return out
+
+
+def _keep_or_score(
+    known: KnownScores, b: int, heads: slice, h: int, found: Tensor, logits: Tensor,
+    visible: Tensor, softcap: float | None,
+) -> None:  # fmt: skip
+    """Keep a draft's log-sum-exps `[rows, G]`, or score a request's rows, where it asks for it."""
+    kept, place = int(known.kept_place[b]), int(known.score_place[b])
+    if kept > 0:
+        known.kept_lse[b, kept - 1, heads] = found[0].to(known.kept_lse.dtype)
+    if place > 0:
+        first = 0 if known.first_place is None else int(known.first_place)
+        shares = _shares(logits, visible, known.kept_lse[b, :, heads], softcap)
+        goal = known.scores[first + place - 1, h]
+        goal[: shares.shape[0], : shares.shape[1]] = shares.to(goal.dtype)
 
 
 def _positions(chosen: Tensor, count: int, tail: int, length: int) -> Tensor:

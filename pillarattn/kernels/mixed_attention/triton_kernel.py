@@ -226,66 +226,45 @@ def mixed_kernel(
         chosen = indices + b * stride_ib + head.to(tl.int64) * stride_ih
         listed = slots + b * stride_lb + head.to(tl.int64) * stride_lh
         table = block_table + b * stride_tb
+        kept, kept_at, line = kept_lse, 0, scores
         if HAS_KEPT:
             kept = kept_lse + b * kept_width * HEADS
             kept_at = tl.load(kept_place + b).to(tl.int32)
             place = tl.load(score_place + b).to(tl.int64)
+            is_scored = place > 0
             if HAS_FIRST:
-                first_scored = tl.load(first_place).to(tl.int64)
-                line = scores + (first_scored + place - 1) * stride_sv
-            else:
-                line = scores + (place - 1) * stride_sv
-            line += head.to(tl.int64) * stride_sh
-            # A loop of its own: those that are not scored pay nothing.
-            if place > 0:
-                _attend(
-                    query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
-                    kept, 0, line,
-                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
-                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
-                    score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
-                    G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, SCORED_N, BLOCK_D, BLOCK_DV,
-                    BLOCK_I, SCORED_STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, True,
-                )  # fmt: skip
-            elif few:
-                _attend(
-                    query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
-                    kept, kept_at, line,
-                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
-                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
-                    score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
-                    G, HEADS, D, DV, BLOCK, FEW_M, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV,
-                    BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, True, False,
-                )  # fmt: skip
-            else:
-                _attend(
-                    query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
-                    kept, kept_at, line,
-                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
-                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
-                    score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
-                    G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, BLOCK_N, BLOCK_D, BLOCK_DV,
-                    BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, True, False,
-                )  # fmt: skip
+                place += tl.load(first_place).to(tl.int64)
+            line = scores + (place - 1) * stride_sv + head.to(tl.int64) * stride_sh
+        # A loop of its own: those that are not scored pay nothing.
+        if HAS_KEPT and is_scored:
+            _attend(
+                query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
+                kept, kept_at, line,
+                stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
+                first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
+                G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, SCORED_N, BLOCK_D, BLOCK_DV,
+                BLOCK_I, SCORED_STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, True,
+            )  # fmt: skip
         elif few:
             _attend(
                 query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
-                None, 0, None,
+                kept, kept_at, line,
                 stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
                 first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
                 score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
                 G, HEADS, D, DV, BLOCK, FEW_M, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV,
-                BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, False,
+                BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, HAS_KEPT, False,
             )  # fmt: skip
         else:
             _attend(
                 query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
-                None, 0, None,
+                kept, kept_at, line,
                 stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
                 first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
                 score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
                 G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, BLOCK_N, BLOCK_D, BLOCK_DV,
-                BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, False,
+                BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, HAS_KEPT, False,
             )  # fmt: skip
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pillarattn.kernels import work_items  # noqa: F401  (files its implementations)
-from pillarattn.kernels.dispatch import choose
+from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
+from pillarattn.kernels.work_items import reference
+
+register("work_items", "reference", reference.work_items)
+register("work_items", "triton", "pillarattn.kernels.work_items.triton_kernel:work_items")
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from pillarattn.kernels.block_sizes import power_of_two
+from pillarattn.kernels.block_sizes import power_of_two, stretched
 from pillarattn.kernels.pool_layers.triton_kernel import pool_kernel
 
 BLOCK = 512
-# Scores of a row begin at multiples of this.
-WIDE = 16
 # Query rows that are read at once, and layers of a launch: each is an argument of the kernel.
 MOST_LINES = 8
 MOST_LAYERS = 48
@@ -29,8 +27,8 @@ def pool_layers(
 ) -> Tensor:
     """Compute `kernels.pool_layers`; reads nothing on the host."""
     batch, heads, queries, _ = layers[0].shape
-    # Whole stretches of `WIDE`, whatever the context's length: one compiled kernel takes all.
-    width = -(-end // WIDE) * WIDE
+    # Whatever the context's length, one compiled kernel takes it.
+    width = stretched(end)
     pooled = torch.empty(
         len(layers) * batch, heads, width, dtype=torch.float32, device=layers[0].device
     )

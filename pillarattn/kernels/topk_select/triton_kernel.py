@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pillarattn.kernels.block_sizes import stretched
 from pillarattn.kernels.topk_select.tiles import SelectTiles, default_tiles
 
 
@@ -285,18 +286,16 @@ def topk_select(
 
 
 def _readable(scores: Tensor) -> int:
-    """Return how many scores of each row may be read: whole stretches of 16 where memory has them.
+    """Return how many scores of each row may be read: whole stretches where memory has them.
 
     What lies past a row's own is never chosen.
     """
     rows, heads, size = scores.shape
-    wide = -(-size // WIDE) * WIDE
+    wide = stretched(size)
     last = scores.storage_offset() + (rows - 1) * scores.stride(0) + (heads - 1) * scores.stride(1)
     held = scores.untyped_storage().nbytes() // scores.element_size()
     return wide if last + wide <= held else size
 
 
-# Scores that are read at once begin at multiples of this.
-WIDE = 16
 # Low bits of an fp32 number that are zero where it holds one of this dtype.
 _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pillarattn.kernels import mixed_attention
+from pillarattn.kernels.mixed_attention import KnownScores
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 from tests.kernels.attention_cases import assert_near
 from tests.kernels.mixed_attention.cases import NAN, Part, make, truth
@@ -102,15 +103,23 @@ def check(case, attend, options, dtype=torch.float32, **known):
     assert torch.equal(known["kept_lse"], before)
 
 
+def grouped(named):
+    """Return arguments with those of scores in their group."""
+    fields = KnownScores.__dataclass_fields__
+    known = KnownScores(**{name: named[name] for name in fields if name in named})
+    return {n: value for n, value in named.items() if n not in fields} | {"known": known}
+
+
 def by(implementation):
-    return lambda **named: mixed_attention(**named, implementation=implementation)
+    return lambda **named: mixed_attention(**grouped(named), implementation=implementation)
 
 
 def tiny(**named):
     from pillarattn.kernels.mixed_attention.launch import mixed_attention as launch
 
     settings = {"window": None, "softcap": None, "sinks": None, "lse": None}
-    return launch(**{"scale": named["query"].shape[2] ** -0.5, **settings, **named}, tiles=TINY)
+    settings["scale"] = named["query"].shape[2] ** -0.5
+    return launch(**{**settings, **grouped(named)}, tiles=TINY)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -177,9 +186,6 @@ def test_triton_stays_finite(kept, most, triton_device) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kept_place": None}, "must be given together"),
-        ({"scores": None, "kept_lse": None, "kept_place": None, "score_place": None},
-         "first_place only with them"),
         ({"kept_lse": lambda t: t.double()}, "must be fp32, got torch.float64"),
         ({"kept_lse": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)}, "contiguous"),
         ({"scores": lambda t: t[:, :1]}, r"scores must have shape \[V, Hkv, Q, S\]"),
@@ -198,7 +204,7 @@ def test_bad_arguments_are_named(changes, message) -> None:
     for name, change in changes.items():
         known[name] = change(known[name]) if callable(change) else change
     with pytest.raises(ValueError, match=message):
-        mixed_attention(**case, **known)
+        mixed_attention(**grouped(case | known))
 
 
 def test_groups_that_fit_no_block_are_left_to_the_reference() -> None:
