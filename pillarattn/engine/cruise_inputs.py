@@ -109,7 +109,7 @@ class StepForm:
         buffers.side = 0
         return MixedStep(
             buffers, [], self.padded, is_steady=True, scored=scored, live=live,
-            exact=scored and not keeps_lse(buffers, self._k),
+            exact=scored and not keeps_lse(buffers, self._k), most_rows=self._k + 1,
         )  # fmt: skip
 
 

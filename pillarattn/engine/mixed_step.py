@@ -50,6 +50,7 @@ class MixedStep:
         exact: whether some of these are at a place of "scored", and take one more read of the
             keys: the others' drafts have left what scores in the same read need. None: all are.
         live: rows that are somebody's, the first ones; None: as the parts say.
+        most_rows: of the largest request, if that is the same in all passes of this kind.
     """
 
     # Not a prefill: attention never goes to the model's own function.
@@ -58,8 +59,10 @@ class MixedStep:
     def __init__(
         self, buffers: StepBuffers, parts: list[Part], rows: int, *, is_steady: bool,
         scored: bool | None = None, exact: bool | None = None, live: int | None = None,
+        most_rows: int | None = None,
     ) -> None:  # fmt: skip
         self.buffers, self.parts, self.rows, self.is_steady = buffers, parts, rows, is_steady
+        self.most_rows = most_rows
         self.visited: list[int] = []
         self.slots = buffers.named["slots"][:rows]
         own = any(part.place is not None for part in parts)
@@ -181,6 +184,7 @@ class MixedStep:
                 **self._requests(),
                 counts=most,
                 tail_start=named["tail_start"],
+                most_rows=self.most_rows,
             )
             self._shared[key] = counts, work
         counts, work = self._shared[key]

@@ -1,4 +1,4 @@
-"""The small ops of a layer in Triton: one program a row (or a row's head), one read, one write."""
+"""The small ops of a layer in Triton: one program a row (or some of its heads), one read and write."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from pillarattn.kernels.block_sizes import power_of_two
 
 GATE_COLUMNS = 1024
+# Heads of a program: with one alone, starting programs takes longer than what they do.
+ROTARY_HEADS = 8
 
 
 @triton.jit
@@ -49,63 +51,56 @@ def _rotary_kernel(
     qkv, cos, sin, slots, key_pool, value_pool, query_weight, key_weight, out,
     stride_t, stride_c, stride_s, stride_ks, stride_kh, stride_vs, stride_vh,
     query_heads, kv_heads, eps,
-    D: tl.constexpr, HALF: tl.constexpr, HAS_QUERY_NORM: tl.constexpr, HAS_KEY_NORM: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, HAS_QUERY_NORM: tl.constexpr,
+    HAS_KEY_NORM: tl.constexpr,
 ):  # fmt: skip
-    """One row and head: a query is returned, a key and a value go to the row's slot."""
+    """Some heads of one row: queries are returned, keys and values go to the row's slot."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    columns = tl.arange(0, HALF)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    columns = tl.arange(0, HALF)[None, :]
+    is_query = head < query_heads
+    is_key = (head >= query_heads) & (head < query_heads + kv_heads)
+    is_value = (head >= query_heads + kv_heads) & (head < query_heads + 2 * kv_heads)
     inside = columns < D // 2
     place = qkv + row * stride_t + head * D + columns
-    first = tl.load(place, mask=inside, other=0.0)
-    second = tl.load(place + D // 2, mask=inside, other=0.0)
+    mine = inside & (is_query | is_key | is_value)
+    first = tl.load(place, mask=mine, other=0.0)
+    second = tl.load(place + D // 2, mask=mine, other=0.0)
     slot = tl.load(slots + row).to(tl.int64)
-    if head < query_heads + kv_heads:
-        is_query = head < query_heads
-        x = first.to(tl.float32)
-        y = second.to(tl.float32)
-        if HAS_QUERY_NORM or HAS_KEY_NORM:
-            power = (tl.sum(x * x, 0) + tl.sum(y * y, 0)) / D
-            shrink = tl.rsqrt(power + eps)
-            a = tl.full([HALF], 1.0, tl.float32)
-            b = a
-            if HAS_QUERY_NORM:
-                mine = inside & is_query
-                a = tl.load(query_weight + columns, mask=mine, other=1.0).to(tl.float32)
-                b = tl.load(query_weight + D // 2 + columns, mask=mine, other=1.0).to(tl.float32)
-            if HAS_KEY_NORM:
-                mine = inside & (head >= query_heads)
-                c = tl.load(key_weight + columns, mask=mine, other=1.0).to(tl.float32)
-                d = tl.load(key_weight + D // 2 + columns, mask=mine, other=1.0).to(tl.float32)
-                a = a * c
-                b = b * d
-            normed = (is_query & HAS_QUERY_NORM) | ((head >= query_heads) & HAS_KEY_NORM)
-            shrink = tl.where(normed, shrink, 1.0)
-            x = x * shrink * a
-            y = y * shrink * b
-        turn = cos + row * stride_c + columns
-        lift = sin + row * stride_s + columns
-        cos_x = tl.load(turn, mask=inside, other=0.0).to(tl.float32)
-        cos_y = tl.load(turn + D // 2, mask=inside, other=0.0).to(tl.float32)
-        sin_x = tl.load(lift, mask=inside, other=0.0).to(tl.float32)
-        sin_y = tl.load(lift + D // 2, mask=inside, other=0.0).to(tl.float32)
-        left = x * cos_x - y * sin_x
-        right = y * cos_y + x * sin_y
-        if is_query:
-            target = out + (row * query_heads + head) * D + columns
-            tl.store(target, left.to(out.dtype.element_ty), mask=inside)
-            tl.store(target + D // 2, right.to(out.dtype.element_ty), mask=inside)
-        else:
-            target = key_pool + slot * stride_ks + (head - query_heads) * stride_kh + columns
-            kept = inside & (slot >= 0)
-            tl.store(target, left.to(key_pool.dtype.element_ty), mask=kept)
-            tl.store(target + D // 2, right.to(key_pool.dtype.element_ty), mask=kept)
-    else:
-        own = head - query_heads - kv_heads
-        target = value_pool + slot * stride_vs + own * stride_vh + columns
-        kept = inside & (slot >= 0)
-        tl.store(target, first.to(value_pool.dtype.element_ty), mask=kept)
-        tl.store(target + D // 2, second.to(value_pool.dtype.element_ty), mask=kept)
+    turn = cos + row * stride_c + columns
+    lift = sin + row * stride_s + columns
+    cos_x = tl.load(turn, mask=inside, other=0.0).to(tl.float32)
+    cos_y = tl.load(turn + D // 2, mask=inside, other=0.0).to(tl.float32)
+    sin_x = tl.load(lift, mask=inside, other=0.0).to(tl.float32)
+    sin_y = tl.load(lift + D // 2, mask=inside, other=0.0).to(tl.float32)
+    x = first.to(tl.float32)
+    y = second.to(tl.float32)
+    if HAS_QUERY_NORM or HAS_KEY_NORM:
+        power = (tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D
+        shrink = tl.rsqrt(power + eps)[:, None]
+        if HAS_QUERY_NORM:
+            a = tl.load(query_weight + columns, mask=inside, other=1.0).to(tl.float32)
+            b = tl.load(query_weight + D // 2 + columns, mask=inside, other=1.0).to(tl.float32)
+            x = tl.where(is_query, x * shrink * a, x)
+            y = tl.where(is_query, y * shrink * b, y)
+        if HAS_KEY_NORM:
+            a = tl.load(key_weight + columns, mask=inside, other=1.0).to(tl.float32)
+            b = tl.load(key_weight + D // 2 + columns, mask=inside, other=1.0).to(tl.float32)
+            x = tl.where(is_key, x * shrink * a, x)
+            y = tl.where(is_key, y * shrink * b, y)
+    left = x * cos_x - y * sin_x
+    right = y * cos_y + x * sin_y
+    target = out + (row * query_heads + head) * D + columns
+    tl.store(target, left.to(out.dtype.element_ty), mask=inside & is_query)
+    tl.store(target + D // 2, right.to(out.dtype.element_ty), mask=inside & is_query)
+    kept = inside & (slot >= 0)
+    target = key_pool + slot * stride_ks + (head - query_heads) * stride_kh + columns
+    tl.store(target, left.to(key_pool.dtype.element_ty), mask=kept & is_key)
+    tl.store(target + D // 2, right.to(key_pool.dtype.element_ty), mask=kept & is_key)
+    own = head - query_heads - kv_heads
+    target = value_pool + slot * stride_vs + own * stride_vh + columns
+    tl.store(target, first.to(value_pool.dtype.element_ty), mask=kept & is_value)
+    tl.store(target + D // 2, second.to(value_pool.dtype.element_ty), mask=kept & is_value)
 
 
 def add_rms_norm(
@@ -157,11 +152,12 @@ def rotary_write(
     out = torch.empty(rows, query_heads, dim, dtype=qkv.dtype, device=qkv.device)
     if rows:
         with torch.cuda.device_of(qkv):
-            _rotary_kernel[(rows, heads)](
+            _rotary_kernel[(rows, -(-heads // ROTARY_HEADS))](
                 qkv, cos, sin, slots.contiguous(), key_pool, value_pool, query_weight, key_weight,
                 out, qkv.stride(0), cos.stride(0), sin.stride(0), *key_pool.stride()[:2],
                 *value_pool.stride()[:2], query_heads, kv_heads, eps,
-                D=dim, HALF=power_of_two(dim // 2), HAS_QUERY_NORM=query_weight is not None,
-                HAS_KEY_NORM=key_weight is not None, num_warps=1,
+                D=dim, HALF=power_of_two(dim // 2), HEADS=ROTARY_HEADS,
+                HAS_QUERY_NORM=query_weight is not None, HAS_KEY_NORM=key_weight is not None,
+                num_warps=ROTARY_HEADS // 2,
             )  # fmt: skip
     return out

@@ -127,13 +127,20 @@ def work_list(
     block_size: int,
     counts: Tensor,
     tail_start: Tensor,
+    most_rows: int | None = None,
 ) -> WorkList:
     """Return the work list of a `mixed_attention` call, which layers of the same shapes share.
 
-    The arguments are its own; where layers have different counts, the largest of each request and
-    KV head, and -1 where any layer has it.
+    Args:
+        counts: as `mixed_attention`; where layers have different ones, the largest of each request
+            and KV head, and -1 where any layer has it.
+        most_rows: of the largest request, which sizes are made for; None: not known. More are
+            right too, and slower.
+        others: as `mixed_attention`.
     """
-    tiles = default_tiles(query, key_pool, value_pool)
+    tiles = default_tiles(
+        query, key_pool, value_pool, requests=len(lengths), most_rows=most_rows
+    )  # fmt: skip
     return make_work_list(
         len(query), row_starts=row_starts, lengths=lengths, counts=counts, tail_start=tail_start,
         group=query.shape[1] // key_pool.shape[1], tiles=tiles,

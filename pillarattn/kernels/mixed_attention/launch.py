@@ -7,7 +7,12 @@ from torch import Tensor
 
 from pillarattn.kernels.block_sizes import padded
 from pillarattn.kernels.mixed_attention.known import KnownScores
-from pillarattn.kernels.mixed_attention.tiles import MixedTiles, default_tiles, programs_of
+from pillarattn.kernels.mixed_attention.tiles import (
+    MOST_BASED,
+    MixedTiles,
+    default_tiles,
+    programs_of,
+)
 from pillarattn.kernels.mixed_attention.triton_kernel import combine_kernel, mixed_kernel
 from pillarattn.kernels.mixed_attention.work_list import (
     WorkList,
@@ -19,6 +24,8 @@ from pillarattn.kernels.mixed_attention.work_list import (
 LOG2E = 1.4426950408889634
 # Splits per step of their sum. Fixed, so that more splits (all empty) never change an order.
 BLOCK_SPLITS = 8
+# Heads of a program that sums splits: most rows have one split, and nothing to do.
+COMBINED_HEADS = 4
 
 
 def mixed_attention(
@@ -56,7 +63,7 @@ def mixed_attention(
     if not out.numel() or not len(lengths):
         return out
     tiles = tiles if work is None else work.tiles
-    tiles = tiles or default_tiles(query, key_pool, value_pool)
+    tiles = tiles or default_tiles(query, key_pool, value_pool, requests=len(lengths))
     counts, row_starts, lengths, tail_start = (
         t.contiguous() for t in (counts, row_starts, lengths, tail_start)
     )
@@ -72,6 +79,12 @@ def mixed_attention(
     indices, slots, block_table = map(_in_lines, (indices, slots, block_table))
     tensors, sizes = _taken(known)
     taken = tiles.taken_rows(group)
+    # fp16 has no room for weights relative to something else than their largest.
+    is_based = known is not None and query.dtype != torch.float16
+    is_based = is_based and tiles.block_rows <= MOST_BASED
+    scored = tiles.scored_keys or tiles.block_keys, tiles.scored_stages or tiles.stages
+    rare_m, rare_taken = tiles.rare_rows(group) if is_based else (tiles.block_rows, taken)
+    rare = (16, 1) if is_based else scored
     options = {
         "G": group, "HEADS": heads, "DV": value_dim, "BLOCK_DV": padded(value_dim),
         "HAS_SINKS": sinks is not None, "HAS_LSE": lse is not None, "HAS_KEPT": known is not None,
@@ -88,17 +101,18 @@ def mixed_attention(
             0 if window is None else window, tiles.split,
             D=dim, BLOCK=block_size, FEW_M=tiles.few_rows, BLOCK_M=tiles.block_rows, TAKEN_M=taken,
             BLOCK_N=tiles.block_keys, BLOCK_D=padded(dim), BLOCK_I=padded(-(-taken // group)),
-            STAGES=tiles.stages, SCORED_N=tiles.scored_keys or tiles.block_keys,
-            SCORED_STAGES=tiles.scored_stages or tiles.stages,
+            STAGES=tiles.stages, SCORED_N=scored[0], SCORED_STAGES=scored[1],
+            RARE_M=rare_m, RARE_TAKEN=rare_taken, RARE_N=rare[0],
+            RARE_I=padded(-(-rare_taken // group)), RARE_STAGES=rare[1], IS_BASED=is_based,
             HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
             HAS_FIRST=tensors[-1] is not None,
             num_warps=tiles.warps, num_stages=tiles.stages, **options,
         )  # fmt: skip
         if most > 1:
-            combine_kernel[(rows, heads)](
+            combine_kernel[(rows, -(-heads // COMBINED_HEADS))](
                 part, part_lse, work.owners, work.splits, sinks, out, lse, *tensors[:2],
                 *out.stride()[:2], rows, kv_heads, sizes[-1], BLOCK_SPLITS=BLOCK_SPLITS,
-                num_warps=2, **options,
+                LINES=COMBINED_HEADS, num_warps=4, **options,
             )  # fmt: skip
     return out
 

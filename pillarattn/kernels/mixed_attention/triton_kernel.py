@@ -29,8 +29,14 @@ def _attend(
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_LSE: tl.constexpr, HAS_KEPT: tl.constexpr, IS_SCORED: tl.constexpr,
+    IS_BASED: tl.constexpr,
 ):  # fmt: skip
-    """Attend with one block of a request's packed rows to one stretch of its reading list."""
+    """Attend with one block of a request's packed rows to one stretch of its reading list.
+
+    `IS_BASED` takes weights relative to the known normalisers, so that they are shares already and
+    nothing waits for the largest logit. It returns whether that served; if not, nothing of a row
+    that it did not serve is written, and undefined scores are.
+    """
     line = tl.arange(0, BLOCK_M)
     packed = block * TAKEN_M + line
     real = packed < rows * G
@@ -75,9 +81,13 @@ def _attend(
         )
         # One that is not finite gives no share; NaN is below nothing.
         known = tl.where(tl.abs(known) < float("inf"), known * 1.4426950408889634, float("inf"))
+        if IS_BASED:
+            is_known = known < float("inf")
+            known = tl.where(is_known, known, 0.0)
         pool_line = tl.arange(0, BLOCK_I)
         pooled_row = block * (TAKEN_M // G) + pool_line
         is_pooled = (line // G)[None, :] == pool_line[:, None]
+        ones = tl.where(is_pooled, 1.0, 0.0).to(values.dtype.element_ty)
         written = (pooled_row < rows) & (pooled_row < score_rows) & (pool_line < TAKEN_M // G)
         score_line = scores + pooled_row.to(tl.int64) * stride_si
     best = tl.full([BLOCK_M], -float("inf"), tl.float32)
@@ -130,19 +140,27 @@ def _attend(
             position = tl.where(place < count, listed, position)
             visible = visible & (position[None, :] > own[:, None] - window)
         logits = tl.where(visible, logits, -float("inf"))
-        peak = tl.maximum(best, tl.max(logits, 1))
-        # A row that has seen nothing yet: -inf - -inf is NaN.
-        base = tl.where(peak > -float("inf"), peak, 0.0)
-        weights = tl.exp2(logits - base[:, None])
-        shrink = tl.exp2(best - base)
-        weight = weight * shrink + tl.sum(weights, 1)
-        weights = weights.to(v.dtype)
-        acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
-        best = peak
+        if IS_BASED:
+            weights = tl.exp2(logits - known[:, None])
+            weight += tl.sum(weights, 1)
+            weights = weights.to(v.dtype)
+            acc = tl.dot(weights, v, acc, input_precision="ieee")
+            pool = ones
+        else:
+            peak = tl.maximum(best, tl.max(logits, 1))
+            # A row that has seen nothing yet: -inf - -inf is NaN.
+            base = tl.where(peak > -float("inf"), peak, 0.0)
+            weights = tl.exp2(logits - base[:, None])
+            shrink = tl.exp2(best - base)
+            weight = weight * shrink + tl.sum(weights, 1)
+            weights = weights.to(v.dtype)
+            acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
+            best = peak
+            if IS_SCORED:
+                # 2**15 is within fp16, which the factors are multiplied in.
+                factor = tl.exp2(tl.minimum(base - known, 15.0))
+                pool = tl.where(is_pooled, factor[None, :], 0.0).to(v.dtype)
         if IS_SCORED:
-            # 2**15 is within fp16, which the factors are multiplied in.
-            factor = tl.exp2(tl.minimum(base - known, 15.0))
-            pool = tl.where(is_pooled, factor[None, :], 0.0).to(v.dtype)
             share = tl.dot(pool, weights, input_precision="ieee") / G
             tl.store(
                 score_line[:, None] + place[None, :],
@@ -150,6 +168,15 @@ def _attend(
                 mask=written[:, None] & (inside & (place < score_size))[None, :],
             )
 
+    serves = True
+    if IS_BASED:
+        best = known
+        # Too large a share, or so small a sum that what it is of may have been lost (a stretch of
+        # which a row sees nothing has none). NaN is in no range.
+        fits = is_known & (weight <= 32768.0)
+        fits = fits & ((weight >= 5.421010862427522e-20) | (own < first))
+        serves = tl.sum((real & (fits == 0)).to(tl.int32), 0) == 0
+        real = real & serves
     seen = weight > 0.0
     if splits == 1:
         base = tl.where(seen, best, 0.0)
@@ -185,6 +212,7 @@ def _attend(
             acc,
             mask=(real & seen)[:, None] & (value_columns < DV)[None, :],
         )
+    return serves
 
 
 @triton.jit
@@ -200,9 +228,11 @@ def mixed_kernel(
     BLOCK: tl.constexpr, FEW_M: tl.constexpr, BLOCK_M: tl.constexpr, TAKEN_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SCORED_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr,
-    SCORED_STAGES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_LSE: tl.constexpr, HAS_KEPT: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
+    SCORED_STAGES: tl.constexpr, RARE_M: tl.constexpr, RARE_TAKEN: tl.constexpr,
+    RARE_N: tl.constexpr, RARE_I: tl.constexpr, RARE_STAGES: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_LSE: tl.constexpr, HAS_KEPT: tl.constexpr, HAS_FIRST: tl.constexpr,
+    IS_BASED: tl.constexpr,
 ):  # fmt: skip
     """Walk the items of the work list, every program its share."""
     for item in range(tl.program_id(0), tl.load(starts + pairs), tl.num_programs(0)):
@@ -237,16 +267,35 @@ def mixed_kernel(
             line = scores + (place - 1) * stride_sv + head.to(tl.int64) * stride_sh
         # A loop of its own: those that are not scored pay nothing.
         if HAS_KEPT and is_scored:
-            _attend(
-                query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
-                kept, kept_at, line,
-                stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
-                first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
-                score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
-                G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, SCORED_N, BLOCK_D, BLOCK_DV,
-                BLOCK_I, SCORED_STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, True,
-            )  # fmt: skip
-        elif few:
+            serves = False
+            if IS_BASED:
+                serves = _attend(
+                    query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
+                    kept, kept_at, line,
+                    stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
+                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                    score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
+                    G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, SCORED_N, BLOCK_D, BLOCK_DV,
+                    BLOCK_I, SCORED_STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, True,
+                    True,
+                )  # fmt: skip
+            if serves == 0:
+                # Rare: few rows at a time, for which the registers that others leave are enough.
+                for part_block in range(TAKEN_M // RARE_TAKEN):
+                    few_block = block * (TAKEN_M // RARE_TAKEN) + part_block
+                    if few_block * RARE_TAKEN < rows * G:
+                        _attend(
+                            query, keys, values, chosen, listed, table, sinks, out, part,
+                            part_lse, lse, kept, kept_at, line,
+                            stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
+                            stride_si, first_row, rows, length, count, tail, head, few_block,
+                            split, pieces, all_rows, score_rows, score_size, kept_width,
+                            scale_log2, softcap, window, split_places,
+                            G, HEADS, D, DV, BLOCK, RARE_M, RARE_TAKEN, RARE_N, BLOCK_D, BLOCK_DV,
+                            RARE_I, RARE_STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False,
+                            True, False,
+                        )  # fmt: skip
+        elif FEW_M < BLOCK_M and few:
             _attend(
                 query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
                 kept, kept_at, line,
@@ -255,6 +304,7 @@ def mixed_kernel(
                 score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
                 G, HEADS, D, DV, BLOCK, FEW_M, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, HAS_KEPT, False,
+                False,
             )  # fmt: skip
         else:
             _attend(
@@ -265,6 +315,7 @@ def mixed_kernel(
                 score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
                 G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, HAS_KEPT, False,
+                False,
             )  # fmt: skip
 
 
@@ -273,58 +324,63 @@ def combine_kernel(
     part, part_lse, owners, splits, sinks, out, lse, kept_lse, kept_place,
     stride_ot, stride_oh, all_rows, kv_heads, kept_width,
     G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
-    HAS_KEPT: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, LINES: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr, HAS_KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Weigh the splits of one row and head by their log-sum-exps, in their order."""
+    """Weigh the splits of one row and some heads by their log-sum-exps, in their order."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * LINES + tl.arange(0, LINES)
     owner = tl.load(owners + row)
-    known = owner >= 0
+    known = (owner >= 0) & (head < HEADS)
     count = tl.load(splits + owner * kv_heads + head // G, mask=known, other=0)
-    if count > 1:
-        columns = tl.arange(0, BLOCK_DV)
-        steps = tl.arange(0, BLOCK_SPLITS)
+    most = tl.max(count, 0)
+    if most > 1:
+        is_split = count > 1
+        columns = tl.arange(0, BLOCK_DV)[None, :]
+        steps = tl.arange(0, BLOCK_SPLITS)[:, None]
         place = row * HEADS + head
         # A launch argument of 1 is a constant without a type: the sum has that of `row`.
         stride = (row * 0 + all_rows) * HEADS
-        best = -float("inf")
-        for first in range(0, count, BLOCK_SPLITS):
+        best = tl.full([LINES], -float("inf"), tl.float32)
+        for first in range(0, most, BLOCK_SPLITS):
             one = tl.load(
-                part_lse + place + (first + steps) * stride,
-                mask=first + steps < count,
+                part_lse + place[None, :] + (first + steps) * stride,
+                mask=first + steps < count[None, :],
                 other=-float("inf"),
             )
             best = tl.maximum(best, tl.max(one, 0))
         seen = best > -float("inf")
         peak = tl.where(seen, best, 0.0)
-        total = peak * 0.0
+        total = tl.zeros([LINES], tl.float32)
         if HAS_SINKS:
-            extra = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+            extra = tl.load(sinks + head, mask=known, other=0.0).to(tl.float32)
+            extra = extra * 1.4426950408889634
             peak = tl.where(seen, tl.maximum(best, extra), 0.0)
             total = tl.where(seen, tl.exp2(extra - peak), 0.0)
-        acc = tl.zeros([BLOCK_DV], tl.float32)
-        for first in range(0, count, BLOCK_SPLITS):
-            here = place + (first + steps) * stride
-            one = tl.load(part_lse + here, mask=first + steps < count, other=-float("inf"))
-            share = tl.exp2(one - peak)
+        acc = tl.zeros([LINES, BLOCK_DV], tl.float32)
+        for first in range(0, most, BLOCK_SPLITS):
+            here = place[None, :] + (first + steps) * stride
+            one = tl.load(part_lse + here, mask=first + steps < count[None, :], other=-float("inf"))
+            share = tl.exp2(one - peak[None, :])
             # An empty split writes no output: nothing of it may be read.
-            used = (one > -float("inf"))[:, None] & (columns < DV)[None, :]
-            found = tl.load(part + here[:, None] * DV + columns[None, :], mask=used, other=0.0)
-            acc += tl.sum(found * share[:, None], 0)
+            used = (one > -float("inf"))[:, :, None] & (columns < DV)[None, :, :]
+            found = tl.load(
+                part + here[:, :, None] * DV + columns[None, :, :], mask=used, other=0.0
+            )
+            acc += tl.sum(found * share[:, :, None], 0)
             total += tl.sum(share, 0)
-        acc = acc / tl.where(seen, total, 1.0)
+        acc = acc / tl.where(seen, total, 1.0)[:, None]
         tl.store(
-            out + row * stride_ot + head * stride_oh + columns,
+            out + row * stride_ot + head[:, None] * stride_oh + columns,
             acc.to(out.dtype.element_ty),
-            mask=columns < DV,
+            mask=is_split[:, None] & (columns < DV),
         )
         if HAS_LSE or HAS_KEPT:
             end = (peak + tl.log2(tl.where(seen, total, 1.0))) * 0.6931471805599453
             end = tl.where(seen, end, -float("inf"))
         if HAS_LSE:
-            tl.store(lse + place, end)
+            tl.store(lse + place, end, mask=is_split)
         if HAS_KEPT:
             kept_at = tl.load(kept_place + owner).to(tl.int32)
             kept = (owner.to(tl.int64) * kept_width + kept_at - 1) * HEADS + head
-            tl.store(kept_lse + kept, end, mask=(kept_at > 0) & (kept_at <= kept_width))
+            tl.store(kept_lse + kept, end, mask=is_split & (kept_at > 0) & (kept_at <= kept_width))
