@@ -24,8 +24,6 @@ from pillarattn.kernels.mixed_attention.work_list import (
 LOG2E = 1.4426950408889634
 # Splits per step of their sum. Fixed, so that more splits (all empty) never change an order.
 BLOCK_SPLITS = 8
-# Heads of a program that sums splits: most rows have one split, and nothing to do.
-COMBINED_HEADS = 4
 
 
 def mixed_attention(
@@ -109,10 +107,10 @@ def mixed_attention(
             num_warps=tiles.warps, num_stages=tiles.stages, **options,
         )  # fmt: skip
         if most > 1:
-            combine_kernel[(rows, -(-heads // COMBINED_HEADS))](
+            combine_kernel[(rows, heads)](
                 part, part_lse, work.owners, work.splits, sinks, out, lse, *tensors[:2],
                 *out.stride()[:2], rows, kv_heads, sizes[-1], BLOCK_SPLITS=BLOCK_SPLITS,
-                LINES=COMBINED_HEADS, num_warps=4, **options,
+                num_warps=2, **options,
             )  # fmt: skip
     return out
 
