@@ -54,6 +54,7 @@ class GraphedPasses:
         self.device = device
         self.reason: str | None = None
         self.replayed = 0
+        self._is_usual = False
         self._generation = -1
         self._kept: dict[Hashable, Recording] = {}
         self._proven: set[Hashable] = set()
@@ -63,6 +64,11 @@ class GraphedPasses:
     def is_active(self) -> bool:
         """Whether passes are recorded and replayed."""
         return self.is_on and self.reason is None
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the last pass ran as most do: replayed and nothing else, unless none is."""
+        return self._is_usual or not self.is_active
 
     @property
     def is_proven(self) -> bool:
@@ -89,6 +95,7 @@ class GraphedPasses:
         """
         if not self.is_active:
             return play()
+        self._is_usual = False
         if generation != self._generation or (kind not in self._kept and len(self._kept) >= MOST):
             self.close()
             self._generation = generation
@@ -108,6 +115,7 @@ class GraphedPasses:
         self.replayed += 1
         assert held.logits is not None
         if is_new or live is None or kind in self._proven:
+            self._is_usual = not is_new
             return held.logits
         return self._compared(kind, held, play, live)
 

@@ -196,14 +196,14 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one step; return the requests that got tokens or ended, in no particular order."""
         with self._inbox.stepping():
-            begun = perf_counter()
-            outputs = self._step()
-            plan = self.last_plan
+            begun, outputs, plan = perf_counter(), self._step(), self.last_plan
             if self._gate is not None and plan.only_decodes:
                 tokens = sum(len(output.new_token_ids) for output in outputs)
                 requests = len(plan.drafts) + len(plan.verifies) + len(plan.idle)
-                if requests:
-                    self._gate.stepped(perf_counter() - begun, tokens, requests)
+                self._gate.stepped(
+                    perf_counter() - begun, tokens, requests, is_usual=self.runner.graphs.is_usual,
+                    cruises=self.cruise is not None and self.cruise.is_on,
+                )  # fmt: skip
             return outputs
 
     @property

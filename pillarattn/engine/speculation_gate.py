@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from statistics import median
 
-# Rounds of a window, whose rate counts, and of the steps before it, which do not: phases level out
-# and passes are recorded.
+# Rounds of a window, whose rate counts, and of the steps before it, which do not: phases level out.
 ROUNDS, SETTLING = 3, 2
+# Steps that a window leaves out at most since they were unusual; after these every step counts.
+PATIENCE = 64
 # The other way must be better by this.
 MARGIN = 1.03
 # Windows until the other way is tried again, and the most that this grows to while it loses.
 HOLD, LONGEST_HOLD = 24, 192
+# Share of the time that lost trials may take: they record passes, which may have to be paid again.
+LOSS = 0.02
 # Factor of the requests by which what was measured holds no more.
 CHANGE = 1.5
 # A trial whose first round falls short by this factor ends with it.
 HOPELESS = 1.3
-# A step that took longer than this many usual ones has recorded something, or was interrupted.
+# A step that took longer than this many usual ones was interrupted.
 OUTLIER = 4.0
 
 
@@ -23,6 +26,8 @@ class SpeculationGate:
     """Measures steps with and without drafts and says which way the next rounds go.
 
     Both ways give the same tokens where drafts do (greedy, seeded noise): only the time differs.
+    Steps count in rounds of consecutive ones, in which each request verifies as often: a round
+    with a step in it that was not as most will be (compiled, recorded, compared) is left out.
 
     Args:
         k: drafts of a round.
@@ -38,28 +43,63 @@ class SpeculationGate:
         self._rates: dict[bool, float] = {}
         self._requests = 0
         self._hold, self._held = HOLD, 0
-        self._is_trial = False
+        self._is_trial = self._cruises = False
+        # Seconds and tokens since it turned, and seconds that the last trial has lost.
+        self._spent = self._brought = self._price = 0.0
         self._begin(self._settling)
 
-    def stepped(self, seconds: float, tokens: int, requests: int) -> None:
+    def stepped(
+        self, seconds: float, tokens: int, requests: int, *, is_usual: bool = True,
+        cruises: bool = False,
+    ) -> None:  # fmt: skip
         """Take in a step that decoded and did nothing else.
 
         Args:
             seconds: that it took.
             tokens: that it brought.
-            requests: that took part.
+            requests: that took part; 0: it says nothing.
+            is_usual: whether it ran as most steps do, and recorded nothing.
+            cruises: whether it ran without a plan; plans take longer.
         """
+        if not requests:
+            return
         if max(requests, self._requests) > CHANGE * min(requests, self._requests):
             # Another batch: neither rate says anything of it.
             self._requests, self._hold, self._is_trial = requests, HOLD, False
+            self._spent = self._brought = 0.0
             self._rates.clear()
             self._begin(self._settling)
-        if self._unsettled > 0:
+        flips, self._cruises = cruises != self._cruises, cruises
+        self._spent += seconds
+        self._brought += tokens
+        self._patience -= 1
+        if (flips or not is_usual) and self._patience >= 0:
+            self._leave_out(everything=flips)
+        elif self._unsettled > 0:
             self._unsettled -= 1
-            return
-        self._seconds.append(seconds)
-        self._tokens += tokens
-        steps, other = len(self._seconds), self._rates.get(not self.drafts)
+        else:
+            self._take(seconds, tokens)
+
+    @property
+    def _rate(self) -> float:
+        """Tokens a second of the window so far."""
+        longest = OUTLIER * median(seconds for seconds, _ in self._steps)
+        spent = sum(min(seconds, longest) for seconds, _ in self._steps)
+        return sum(tokens for _, tokens in self._steps) / max(spent, 1e-9)
+
+    def _leave_out(self, *, everything: bool) -> None:
+        """Drop the round that has begun, or `everything`: what comes is not like what was."""
+        if everything:
+            self._steps.clear()
+            self._unsettled = self._settling
+        del self._steps[len(self._steps) // self._round * self._round :]
+        # The next step does not wait for the device, and seems short.
+        self._unsettled = max(self._unsettled, 1)
+
+    def _take(self, seconds: float, tokens: int) -> None:
+        """Count a step, and decide where it was the last one that this needs."""
+        self._steps.append((seconds, tokens))
+        steps, other = len(self._steps), self._rates.get(not self.drafts)
         is_hopeless = (
             steps == self._round and self._is_trial and other is not None
             and other > HOPELESS * self._rate
@@ -67,33 +107,38 @@ class SpeculationGate:
         if steps == self._window or is_hopeless:
             self._decide(other)
 
-    @property
-    def _rate(self) -> float:
-        """Tokens a second of the window so far."""
-        longest = OUTLIER * median(self._seconds)
-        return self._tokens / max(sum(min(s, longest) for s in self._seconds), 1e-9)
-
     def _decide(self, other: float | None) -> None:
         """Go on with the better way, or try the other one, whose rate is `other`."""
         rate = self._rates[self.drafts] = self._rate
         self._held += 1
         if other is not None and other > MARGIN * rate:
-            # Of a trial it is the way that was left for it, which lasts the longer.
-            self._hold = min(2 * self._hold, LONGEST_HOLD) if self._is_trial else HOLD
+            if self._is_trial:
+                # It is the way that was left for it, which lasts the longer.
+                self._hold = min(2 * self._hold, LONGEST_HOLD)
+                self._price = self._spent - self._brought / other
+            else:
+                self._hold, self._price = HOLD, 0.0
             self._switch(is_trial=False)
-        elif other is None or self._held >= self._hold:
+        elif other is None or self._is_due:
             self.trials += 1
             self._switch(is_trial=True)
         else:
             if self._is_trial:
-                self._hold = HOLD
+                self._hold, self._price = HOLD, 0.0
             self._is_trial = False
             self._begin(0)
 
+    @property
+    def _is_due(self) -> bool:
+        """Whether the other way should be tried again."""
+        is_paid = self._price <= LOSS * self._spent
+        return self._held >= (self._hold if is_paid else LONGEST_HOLD)
+
     def _switch(self, *, is_trial: bool) -> None:
         self.drafts, self._is_trial, self._held = not self.drafts, is_trial, 0
+        self._spent = self._brought = 0.0
         self._begin(self._settling)
 
     def _begin(self, unsettled: int) -> None:
-        self._unsettled, self._tokens = unsettled, 0
-        self._seconds: list[float] = []
+        self._unsettled, self._patience = unsettled, PATIENCE + unsettled + self._window
+        self._steps: list[tuple[float, int]] = []

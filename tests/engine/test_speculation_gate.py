@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pillarattn.config import PillarConfig
 from pillarattn.engine import mixed_step, speculation_gate
 from pillarattn.engine.config import EngineConfig
+from pillarattn.engine.cuda_graph import GraphedPasses
 from pillarattn.engine.request import SamplingParams
 from pillarattn.engine.speculation_gate import SpeculationGate
 
@@ -75,6 +77,26 @@ def test_a_step_that_records_something_does_not_count():
     assert gate.drafts
 
 
+def test_passes_are_usual_once_they_are_replayed_alone(monkeypatch):
+    """Not the first of a kind, nor those that record or compare it; after a growth again."""
+
+    def record(self, held, play):
+        held.logits = play()
+        held.replay = lambda: None
+
+    monkeypatch.setattr(GraphedPasses, "_record", record)
+    graphs, usual = GraphedPasses(is_on=True, device=torch.device("cpu")), []
+    runs = [("a", 0, 2)] * 5 + [("b", 0, None)] * 4 + [("a", 0, 2)] + [("a", 1, 2)] * 3
+    for kind, generation, live in runs:
+        graphs.run(kind, generation, lambda: torch.ones(3, 4), live=live)
+        usual.append(graphs.is_usual)
+    assert usual == [False] * 3 + [True] * 2 + [False] * 2 + [True] * 3 + [False] * 2 + [True]
+    # Where nothing is recorded, that is usual.
+    assert GraphedPasses(is_on=False, device=torch.device("cpu")).is_usual
+    graphs.reason = "a test says so"
+    assert graphs.is_usual
+
+
 @pytest.mark.parametrize(("delay", "temperature"), [(False, 0.9), (True, 0.0)])
 def test_tokens_do_not_depend_on_the_gate(
     engine, delayed, prompts, monkeypatch, delay, temperature
@@ -83,6 +105,7 @@ def test_tokens_do_not_depend_on_the_gate(
     monkeypatch.setattr(speculation_gate, "ROUNDS", 1)
     monkeypatch.setattr(speculation_gate, "SETTLING", 0)
     monkeypatch.setattr(speculation_gate, "HOLD", 1)
+    monkeypatch.setattr(speculation_gate, "LOSS", 1e9)
     params = [SamplingParams(max_tokens=36, temperature=temperature, seed=i) for i in range(6)]
     make = delayed if delay else engine
     wanted = make(prefix_cache=False).generate(prompts, params)
@@ -93,12 +116,15 @@ def test_tokens_do_not_depend_on_the_gate(
         scored[run.speculates] += sum(s.scores is not None for s in segments)
         return forward(segments, *others)
 
-    def watched(seconds, tokens, requests):
+    def watched(seconds, tokens, requests, **named):
+        if not requests:
+            return
+        assert named == {"is_usual": True, "cruises": False}
         ways.add(run.speculates)
         # Nobody would do anything but idle.
         assert run.speculates or not run._flights
         # Either way is the better one by turns.
-        stepped(1.0 + (run._gate.trials % 2 == run.speculates), tokens, requests)
+        stepped(1.0 + (run._gate.trials % 2 == run.speculates), tokens, requests, **named)
 
     monkeypatch.setattr(run._gate, "stepped", watched)
     monkeypatch.setattr(run.runner, "run", launched)
@@ -123,14 +149,21 @@ def test_it_turns_engines_that_cruise(cruising, engine, prompts, monkeypatch, te
     run, drafted, ks, on = cruising(speculative="auto", kv_tokens=2048), [], set(), []
     stepped = run._gate.stepped
 
-    def watched(seconds, tokens, requests):
-        on.append(run.cruise.is_on)
+    def watched(seconds, tokens, requests, *, is_usual, cruises):
+        if not requests:
+            return
+        # Nothing is recorded here.
+        assert is_usual and cruises == run.cruise.is_on
+        on.append(cruises)
         if on[-1]:
             ks.add(run.cruise.rounds.k)
             drafted.append(len(run.last_plan.drafts))
             assert bool(run.cruise.rounds.k) or not drafted[-1]
         # Either way is the better one by turns.
-        stepped(1.0 + (run._gate.trials % 2 == run.speculates), tokens, requests)
+        stepped(
+            1.0 + (run._gate.trials % 2 == run.speculates), tokens, requests,
+            is_usual=is_usual, cruises=cruises,
+        )  # fmt: skip
 
     monkeypatch.setattr(run._gate, "stepped", watched)
     outputs = run.generate(prompts, params)
@@ -149,7 +182,7 @@ class Turned:
 
     drafts = True
 
-    def stepped(self, seconds, tokens, requests):
+    def stepped(self, seconds, tokens, requests, *, is_usual, cruises):
         pass
 
 
