@@ -64,6 +64,12 @@ class BatchedSelection:
         return self._selector.strategy.needs_rounds
 
     @property
+    def pools_rows(self) -> bool:
+        """Whether the strategy asks for scores, and not for those of single rows."""
+        strategy = self._selector.strategy
+        return strategy.needs_scores and not strategy.needs_row_scores
+
+    @property
     def layers(self) -> tuple[int, ...]:
         """The layers that keys are chosen for, ascending."""
         view: Any = self._view
@@ -106,8 +112,7 @@ class BatchedSelection:
 
     def choose_ahead(
         self, scores: Mapping[int, Tensor], *, lengths: Tensor, emitted: Tensor, most: int,
-        rounds: Sequence[int], budget: RatioBudget,
-        widest: int,
+        rounds: Sequence[int], budget: RatioBudget, widest: int, are_pooled: bool = False,
     ) -> ChosenKeys:  # fmt: skip
         """Return the keys of coming rounds while the device alone knows how long texts are.
 
@@ -119,6 +124,7 @@ class BatchedSelection:
             rounds: rounds chosen before.
             budget: of every text.
             widest: no budget is larger.
+            are_pooled: whether scores have one row, pooled over all rows of the passes.
 
         Raises:
             ValueError: layers differ in heads or windows.
@@ -131,8 +137,9 @@ class BatchedSelection:
             for index, layer in scores.items():
                 buffer.put(index, layer, view.lengths)
         indices, counts = self._selector.choose_ahead(
-            view, buffer, emitted=emitted, rounds=rounds, budget=budget, widest=widest
-        )
+            view, buffer, emitted=emitted, rounds=rounds, budget=budget, widest=widest,
+            are_pooled=are_pooled,
+        )  # fmt: skip
         return ChosenKeys(
             layers, indices.view(len(layers), batch, *indices.shape[1:]),
             counts.view(len(layers), batch, -1), lengths,

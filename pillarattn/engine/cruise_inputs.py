@@ -88,7 +88,7 @@ class StepForm:
 
     def load(
         self, buffers: StepBuffers, base: Tensor, tokens: Tensor, begun: Tensor, *, scored: bool,
-        live: int,
+        pools: bool, live: int,
     ) -> MixedStep:  # fmt: skip
         """Fill the buffers in for a step, all of it on the device.
 
@@ -98,6 +98,7 @@ class StepForm:
             tokens: `[seats, k + 1]`, that token and the drafts after it.
             begun: `[seats]`, tokens with keys when each request's keys were chosen.
             scored: whether those who verify leave scores.
+            pools: whether these are pooled over their rows.
             live: rows that are somebody's.
         """
         spans = Spans(**{name: buffers.spans[name].start for name in Spans._fields})
@@ -110,6 +111,7 @@ class StepForm:
         return MixedStep(
             buffers, [], self.padded, is_steady=True, scored=scored, live=live,
             exact=scored and not keeps_lse(buffers, self._k), most_rows=self._k + 1,
+            pools=scored and pools,
         )  # fmt: skip
 
 

@@ -12,11 +12,12 @@ from pillarattn.datatypes import on_device
 from pillarattn.engine.batched_draws import DrawKind, draw_tokens, read_later
 from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.chosen_keys import ChosenKeys
-from pillarattn.engine.cruise_inputs import StepForm, StepInputs
+from pillarattn.engine.cruise_inputs import StepForm, StepInputs, keeps_lse
 from pillarattn.engine.decoder import RequestDecoder
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.own_noise import signed
 from pillarattn.engine.step_buffers import StepBuffers
+from pillarattn.kernels.mixed_attention import can_pool
 from pillarattn.kernels.rounds import judge_rounds
 from pillarattn.modules.budgets import RatioBudget
 
@@ -75,6 +76,18 @@ class CruiseRounds:
         self._seeds[where], self.begun[where] = table[:, 3], table[:, 4]
         self.tokens[where] = table[:, 5:]
 
+    @property
+    def pools(self) -> bool:
+        """Whether scores are pooled over all rows of a verify pass while it attends.
+
+        So the paper's code does. Which rows stand is known afterwards: scores of single rows take
+        as many times the memory.
+        """
+        buffers = self._buffers
+        if not (self.k and keeps_lse(buffers, self.k) and self._selection.pools_rows):
+            return False
+        return can_pool(self.k + 1, buffers.kept.values.shape[3] // buffers.sizes.heads)
+
     def form(self, inputs: StepInputs) -> StepForm:
         """Return where steps of a size find their inputs."""
         size = inputs.padded, inputs.judged
@@ -116,8 +129,9 @@ class CruiseRounds:
         """
         form = self.form(inputs)
         step = form.load(
-            self._buffers, self.base, self.tokens, self.begun, scored=is_scored, live=inputs.live
-        )
+            self._buffers, self.base, self.tokens, self.begun, scored=is_scored, pools=self.pools,
+            live=inputs.live,
+        )  # fmt: skip
         return self.advance(form, step, forward(step), draws=inputs.draws, chosen=chosen)
 
     def advance(
@@ -168,8 +182,9 @@ class CruiseRounds:
         if step.is_scored:
             most = sizes.span
             layers = zip(sizes.scored, step.scores, strict=True)
-            scores = {index: layer[: len(base)] for index, layer in layers}
+            rows = 1 if step.pools else None
+            scores = {index: layer[: len(base), :, :rows] for index, layer in layers}
         return self._selection.choose_ahead(
             scores, lengths=base, emitted=emitted, most=most, rounds=rounds, budget=self.budget,
-            widest=sizes.width,
+            widest=sizes.width, are_pooled=step.pools,
         )  # fmt: skip

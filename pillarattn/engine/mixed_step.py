@@ -51,6 +51,8 @@ class MixedStep:
             keys: the others' drafts have left what scores in the same read need. None: all are.
         live: rows that are somebody's, the first ones; None: as the parts say.
         most_rows: of the largest request, if that is the same in all passes of this kind.
+        pools: whether scores by what drafts have left are pooled over all rows of a request, and
+            take the first line of its place alone. It takes `most_rows`.
     """
 
     # Not a prefill: attention never goes to the model's own function.
@@ -59,10 +61,10 @@ class MixedStep:
     def __init__(
         self, buffers: StepBuffers, parts: list[Part], rows: int, *, is_steady: bool,
         scored: bool | None = None, exact: bool | None = None, live: int | None = None,
-        most_rows: int | None = None,
+        most_rows: int | None = None, pools: bool = False,
     ) -> None:  # fmt: skip
         self.buffers, self.parts, self.rows, self.is_steady = buffers, parts, rows, is_steady
-        self.most_rows = most_rows
+        self.most_rows, self.pools = most_rows, pools
         self.visited: list[int] = []
         self.slots = buffers.named["slots"][:rows]
         own = any(part.place is not None for part in parts)
@@ -156,9 +158,11 @@ class MixedStep:
         if index not in buffers.sizes.scored or not buffers.kept.width:
             return None
         place, named = buffers.sizes.scored.index(index), buffers.named
+        scores = self.scores[place]
         return KnownScores(
-            buffers.kept.values[place], named["kept_place"], self.scores[place],
-            named["score_place"], named["first_place"],
+            buffers.kept.values[place], named["kept_place"],
+            scores[:, :, :1] if self.pools else scores, named["score_place"], named["first_place"],
+            pooled_rows=self.most_rows if self.pools else None,
         )  # fmt: skip
 
     def _reading(self, rows: Tensor, pools: tuple[Tensor, Tensor], index: int) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class TextSelector(Selector):
 
     def choose_ahead(
         self, cache: ContiguousCache, buffer: ScoreBuffer, *, emitted: Tensor,
-        rounds: Sequence[int], budget: RatioBudget, widest: int,
+        rounds: Sequence[int], budget: RatioBudget, widest: int, are_pooled: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Choose as `choose_for` does, while only the device knows lengths and what was emitted.
 
@@ -86,13 +86,14 @@ class TextSelector(Selector):
             rounds: how many rounds were chosen for each text before; for strategies that ask.
             budget: of every text.
             widest: no budget is larger.
+            are_pooled: whether scores have one row, pooled over all rows of the passes.
 
         Raises:
             ValueError: the strategy is not `is_apart`, or layers differ in heads or windows.
         """
         indices = self._one_group(cache)
         lengths, end, count = cache.lengths.tensor, cache.lengths.max, len(indices)
-        rows = emitted.clamp_min(1)
+        rows = torch.ones_like(emitted) if are_pooled else emitted.clamp_min(1)
         scores, score_rows = self._left(buffer, indices, rows, end)
         return self.strategy.select(
             SelectionRequest(

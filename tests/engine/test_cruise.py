@@ -9,10 +9,14 @@ import torch
 
 import pillarattn
 from pillarattn.engine import mixed_step
+from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.chosen_keys import ChosenPart
 from pillarattn.engine.request import SamplingParams
+from pillarattn.modules.selector import Selector
 
 LONG = SamplingParams(max_tokens=40)
+# Drafts of a round, where a test does not say.
+K = 4
 
 
 def tokens(outputs):
@@ -88,13 +92,31 @@ def test_nobody_idles_and_rows_are_level(cruising, prompts):
     assert all(run.requests[n].rounds - before == 3 for n, before in rounds.items())
 
 
-def test_rounds_are_those_with_plans(cruising, delayed, prompts):
-    """The same keys, chosen on the device, and so the same drafts."""
-    found = []
-    for build in (cruising, delayed):
-        (output,) = build().generate([prompts[3]], SamplingParams(max_tokens=90))
-        found.append((output.rounds, output.drafted, output.accepted))
+def test_rounds_are_those_with_plans(cruising, delayed, prompts, monkeypatch):
+    """The same keys, chosen on the device, and so the same drafts, where the same rows count."""
+    monkeypatch.setattr(BatchedSelection, "pools_rows", False)
+    found = [rounds_of(build(), prompts[3]) for build in (cruising, delayed)]
     assert found[0] == found[1]
+
+
+def test_rounds_pool_all_rows(cruising, prompts, monkeypatch):
+    """While it attends, what rows of their own give afterwards if all of them count."""
+    pooled = rounds_of(cruising(), prompts[3])
+    left = Selector._left
+
+    def of_all_rows(self, buffer, indices, rows, end):
+        return left(self, buffer, indices, torch.full_like(rows, K + 1), end)
+
+    monkeypatch.setattr(BatchedSelection, "pools_rows", False)
+    assert rounds_of(cruising(), prompts[3]) != pooled
+    monkeypatch.setattr(Selector, "_left", of_all_rows)
+    assert rounds_of(cruising(), prompts[3]) == pooled
+
+
+def rounds_of(run, prompt):
+    """Return how the rounds of a request went."""
+    (output,) = run.generate([prompt], SamplingParams(max_tokens=90))
+    return output.rounds, output.drafted, output.accepted
 
 
 def test_keys_are_read_once(cruising, prompts, monkeypatch):

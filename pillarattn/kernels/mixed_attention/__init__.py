@@ -16,7 +16,12 @@ from pillarattn.kernels.checks import (
 )
 from pillarattn.kernels.dispatch import choose, register
 from pillarattn.kernels.mixed_attention import reference
-from pillarattn.kernels.mixed_attention.known import KnownScores, check_known, score_limits
+from pillarattn.kernels.mixed_attention.known import (
+    KnownScores,
+    can_pool,
+    check_known,
+    score_limits,
+)
 from pillarattn.kernels.mixed_attention.tiles import default_tiles
 from pillarattn.kernels.mixed_attention.work_list import (
     WorkList,
@@ -25,7 +30,9 @@ from pillarattn.kernels.mixed_attention.work_list import (
     slots_of,
 )
 
-__all__ = ["READS_ALL", "KnownScores", "WorkList", "mixed_attention", "slots_of", "work_list"]
+__all__ = [
+    "READS_ALL", "KnownScores", "WorkList", "can_pool", "mixed_attention", "slots_of", "work_list",
+]  # fmt: skip
 
 # The count of a request that reads every position.
 READS_ALL = -1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.kernels.checks import check_integers, check_one_device, check_shape
-from pillarattn.kernels.mixed_attention.tiles import default_tiles
+from pillarattn.kernels.mixed_attention.tiles import MOST_ROWS, default_tiles
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class KnownScores:
 
         scores[n - 1 + first_place, h, i, j] = (1/G) sum_g exp(logit(i, g, j) - kept(i, g))
 
-    with n = `score_place[b]`, kept(i, g) = `kept_lse[b, min(i, max(rows - 2, 0)), h * G + g]`, and
+    (or, with `pooled_rows`, the mean of its rows gets one line) with n = `score_place[b]`, kept(i, g) = `kept_lse[b, min(i, max(rows - 2, 0)), h * G + g]`, and
     0 where the row does not see the key. So the row past the last draft takes that draft's. A row
     and head whose kept value is not finite has shares of 0; where it is so far off that a share
     would exceed 2**15, all those of its row and head are from 0 to that, and else undefined. What
@@ -34,6 +34,9 @@ class KnownScores:
         scores: `[V, Hkv, Q, S]` fp32, contiguous along S; Q and S hold the largest request.
         score_place: `[B]` integers; n > 0 scores the rows of a request that reads everything.
         first_place: `[1]` integer, place in `scores` that n = 1 means. None: the first one.
+        pooled_rows: the mean over all rows of a request goes to line 0 of `scores`, of which
+            `[V, Hkv, 1, S]` are enough; no scored request has more rows than this, and they fit a
+            block (`can_pool`). None: a line for each row.
     """
 
     kept_lse: Tensor
@@ -41,6 +44,17 @@ class KnownScores:
     scores: Tensor
     score_place: Tensor
     first_place: Tensor | None = None
+    pooled_rows: int | None = None
+
+
+def can_pool(rows: int, group: int) -> bool:
+    """Return whether one block holds all rows of a request, so that their scores can be pooled.
+
+    Args:
+        rows: of the request.
+        group: query heads of a KV head.
+    """
+    return rows * group <= MOST_ROWS
 
 
 def check_known(known: KnownScores, query: Tensor, row_starts: Tensor, counts: Tensor) -> None:
@@ -52,6 +66,12 @@ def check_known(known: KnownScores, query: Tensor, row_starts: Tensor, counts: T
     check_shape("kept_lse", kept_lse, (batch, None, query.shape[1]), "[B, W, Hq]")
     check_integers("kept_place", kept_place, (batch,), "[B]")
     check_integers("score_place", score_place, (batch,), "[B]")
+    group = query.shape[1] // kv_heads
+    if known.pooled_rows is not None and not can_pool(known.pooled_rows, group):
+        raise ValueError(
+            f"pooled_rows times the {group} query heads of a KV head must be at most {MOST_ROWS}, "
+            f"got {known.pooled_rows}; None scores each row by itself"
+        )
     if first_place is not None:
         check_integers("first_place", first_place, (1,), "[1]")
     if kept_lse.dtype != torch.float32 or scores.dtype != torch.float32:
@@ -87,7 +107,13 @@ def _check_places(known: KnownScores, row_starts: Tensor, counts: Tensor) -> Non
     first = 0 if first_place is None else int(first_place)
     most = int(rows[is_scored].max()) if bool(is_scored.any()) else 0
     ends = score_place + first
-    if most > scores.shape[2] or most - 1 > width or bool((ends[is_scored] > len(scores)).any()):
+    if known.pooled_rows is not None and most > known.pooled_rows:
+        raise ValueError(
+            f"pooled_rows must hold the {most} rows of the largest scored request, "
+            f"got {known.pooled_rows}"
+        )
+    lines = most if known.pooled_rows is None else min(most, 1)
+    if lines > scores.shape[2] or most - 1 > width or bool((ends[is_scored] > len(scores)).any()):
         raise ValueError(
             f"scores [{len(scores)}, Hkv, {scores.shape[2]}, S] and kept_lse [B, {width}, Hq] have "
             f"no room for {most} rows at places {ends[is_scored].tolist()}"

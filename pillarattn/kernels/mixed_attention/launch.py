@@ -61,7 +61,15 @@ def mixed_attention(
     if not out.numel() or not len(lengths):
         return out
     tiles = tiles if work is None else work.tiles
-    tiles = tiles or default_tiles(query, key_pool, value_pool, requests=len(lengths))
+    pooled_rows = None if known is None else known.pooled_rows
+    tiles = tiles or default_tiles(
+        query, key_pool, value_pool, requests=len(lengths), most_rows=pooled_rows
+    )  # fmt: skip
+    if pooled_rows is not None and tiles.taken_rows(group) < pooled_rows * group:
+        raise ValueError(
+            f"the work list was made for blocks of {tiles.block_rows} packed rows, and pooling "
+            f"takes {pooled_rows * group}; give work_list(most_rows={pooled_rows})"
+        )
     counts, row_starts, lengths, tail_start = (
         t.contiguous() for t in (counts, row_starts, lengths, tail_start)
     )
@@ -103,7 +111,7 @@ def mixed_attention(
             RARE_M=rare_m, RARE_TAKEN=rare_taken, RARE_N=rare[0],
             RARE_I=padded(-(-rare_taken // group)), RARE_STAGES=rare[1], IS_BASED=is_based,
             HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
-            HAS_FIRST=tensors[-1] is not None,
+            HAS_FIRST=tensors[-1] is not None, IS_POOLED=pooled_rows is not None,
             num_warps=tiles.warps, num_stages=tiles.stages, **options,
         )  # fmt: skip
         if most > 1:

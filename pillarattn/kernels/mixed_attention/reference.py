@@ -80,6 +80,8 @@ def _keep_or_score(
     if place > 0:
         first = 0 if known.first_place is None else int(known.first_place)
         shares = _shares(logits, visible, known.kept_lse[b, :, heads], softcap)
+        if known.pooled_rows is not None:
+            shares = shares.mean(dim=0, keepdim=True)
         goal = known.scores[first + place - 1, h]
         goal[: shares.shape[0], : shares.shape[1]] = shares.to(goal.dtype)
 

@@ -13,6 +13,8 @@ from pillarattn.kernels.block_sizes import padded
 PROGRAMS = 8
 # Keys and values of narrow heads, up to this, come faster by many small programs.
 NARROW = 64
+# Packed rows of the largest blocks.
+MOST_ROWS = 64
 # Packed rows of blocks whose scores come with weights relative to the known normalisers: the
 # others have no registers left for it.
 MOST_BASED = 32
@@ -37,7 +39,7 @@ class MixedTiles:
     """
 
     few_rows: int = 16
-    block_rows: int = 64
+    block_rows: int = MOST_ROWS
     block_keys: int = 32
     split: int = 2048
     programs: int | None = None
@@ -76,14 +78,15 @@ def default_tiles(
     group = query.shape[1] // key_pool.shape[1]
     if query.dtype == torch.float32:
         # fp32 products run without matrix units: large tiles only take registers.
-        return MixedTiles(block_rows=min(padded(group), 64), block_keys=16, stages=2)
+        rows = min(padded(group * (most_rows or 1)), MOST_ROWS)
+        return MixedTiles(block_rows=rows, block_keys=16, stages=2)
     widest = max(padded(key_pool.shape[2]), padded(value_pool.shape[2]))
     is_narrow = widest <= NARROW
     # One block should hold a request that verifies. Of up to three heads a KV head, 32 packed rows
     # hold the nine of eight drafts.
-    rows = 32 if is_narrow and group <= 3 else 64
+    rows = 32 if is_narrow and group <= 3 else MOST_ROWS
     if most_rows is not None:
-        rows = min(padded(most_rows * group), 64)
+        rows = min(padded(most_rows * group), MOST_ROWS)
     split = _split_of(requests, query.shape[0], key_pool.shape[1], is_narrow=is_narrow)
     if is_narrow:
         return MixedTiles(block_rows=rows, block_keys=64, split=split, warps=2, stages=3)

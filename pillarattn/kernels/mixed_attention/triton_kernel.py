@@ -5,6 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Sizes and alignments change from pass to pass: none of them makes another kernel.
+_SIZES = (
+    "stride_tb", "stride_ib", "stride_ih", "stride_lb", "stride_lh", "score_rows", "score_size",
+    "kept_width", "pairs", "all_rows", "window", "split_places",
+)  # fmt: skip
+_POINTERS = (
+    "row_starts", "lengths", "block_table", "indices", "slots", "counts", "tail_start", "items",
+    "starts", "splits", "kept_lse", "kept_place", "score_place", "first_place",
+)  # fmt: skip
+
 
 @triton.jit
 def _entry_of(slots, table, place, count, tail, last, BLOCK: tl.constexpr):
@@ -22,14 +32,14 @@ def _attend(
     query, keys, values, indices, slots, table, sinks, out, part, part_lse, lse,
     kept_lse, kept_at, scores,
     stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
-    first_row, rows, length, count, tail, head, block, split, splits, all_rows,
+    first_row, rows, length, count, tail, head, block, split, splits, all_rows, adds,
     score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
     G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, TAKEN_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_I: tl.constexpr, STAGES: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_LSE: tl.constexpr, HAS_KEPT: tl.constexpr, IS_SCORED: tl.constexpr,
-    IS_BASED: tl.constexpr,
+    IS_BASED: tl.constexpr, IS_POOLED: tl.constexpr,
 ):  # fmt: skip
     """Attend with one block of a request's packed rows to one stretch of its reading list.
 
@@ -88,6 +98,9 @@ def _attend(
         pooled_row = block * (TAKEN_M // G) + pool_line
         is_pooled = (line // G)[None, :] == pool_line[:, None]
         ones = tl.where(is_pooled, 1.0, 0.0).to(values.dtype.element_ty)
+        if IS_POOLED:
+            # Lines of nobody see nothing, so that they add nothing.
+            newest = tl.where(real, newest, -1)
         written = (pooled_row < rows) & (pooled_row < score_rows) & (pool_line < TAKEN_M // G)
         score_line = scores + pooled_row.to(tl.int64) * stride_si
     best = tl.full([BLOCK_M], -float("inf"), tl.float32)
@@ -143,6 +156,8 @@ def _attend(
         if IS_BASED:
             weights = tl.exp2(logits - known[:, None])
             weight += tl.sum(weights, 1)
+            if IS_POOLED:
+                shares = weights
             weights = weights.to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision="ieee")
             pool = ones
@@ -153,14 +168,23 @@ def _attend(
             weights = tl.exp2(logits - base[:, None])
             shrink = tl.exp2(best - base)
             weight = weight * shrink + tl.sum(weights, 1)
-            weights = weights.to(v.dtype)
-            acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
-            best = peak
             if IS_SCORED:
                 # 2**15 is within fp16, which the factors are multiplied in.
                 factor = tl.exp2(tl.minimum(base - known, 15.0))
-                pool = tl.where(is_pooled, factor[None, :], 0.0).to(v.dtype)
-        if IS_SCORED:
+                if IS_POOLED:
+                    shares = weights * factor[:, None]
+                else:
+                    pool = tl.where(is_pooled, factor[None, :], 0.0).to(v.dtype)
+            weights = weights.to(v.dtype)
+            acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
+            best = peak
+        if IS_SCORED and IS_POOLED:
+            share = tl.sum(shares, 0) / (rows * G)
+            kept_scores = inside & (place < score_size)
+            if not IS_BASED:
+                share += tl.load(scores + place, mask=kept_scores & (adds > 0), other=0.0)
+            tl.store(scores + place, share, mask=kept_scores)
+        elif IS_SCORED:
             share = tl.dot(pool, weights, input_precision="ieee") / G
             tl.store(
                 score_line[:, None] + place[None, :],
@@ -215,7 +239,7 @@ def _attend(
     return serves
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_POINTERS)
 def mixed_kernel(
     query, key_pool, value_pool, row_starts, lengths, block_table, indices, slots, counts,
     tail_start, sinks, items, starts, splits, out, part, part_lse, lse,
@@ -232,7 +256,7 @@ def mixed_kernel(
     RARE_N: tl.constexpr, RARE_I: tl.constexpr, RARE_STAGES: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_LSE: tl.constexpr, HAS_KEPT: tl.constexpr, HAS_FIRST: tl.constexpr,
-    IS_BASED: tl.constexpr,
+    IS_BASED: tl.constexpr, IS_POOLED: tl.constexpr,
 ):  # fmt: skip
     """Walk the items of the work list, every program its share."""
     for item in range(tl.program_id(0), tl.load(starts + pairs), tl.num_programs(0)):
@@ -273,53 +297,59 @@ def mixed_kernel(
                     query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
                     kept, kept_at, line,
                     stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
-                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                    first_row, rows, length, count, tail, head, block, split, pieces, all_rows, 0,
                     score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
                     G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, SCORED_N, BLOCK_D, BLOCK_DV,
                     BLOCK_I, SCORED_STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False, True,
-                    True,
+                    True, IS_POOLED,
                 )  # fmt: skip
             if serves == 0:
                 # Rare: few rows at a time, for which the registers that others leave are enough.
                 for part_block in range(TAKEN_M // RARE_TAKEN):
                     few_block = block * (TAKEN_M // RARE_TAKEN) + part_block
+                    if IS_POOLED:
+                        # Each adds to what the one before has left.
+                        tl.debug_barrier()
                     if few_block * RARE_TAKEN < rows * G:
                         _attend(
                             query, keys, values, chosen, listed, table, sinks, out, part,
                             part_lse, lse, kept, kept_at, line,
                             stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh,
                             stride_si, first_row, rows, length, count, tail, head, few_block,
-                            split, pieces, all_rows, score_rows, score_size, kept_width,
+                            split, pieces, all_rows, part_block, score_rows, score_size, kept_width,
                             scale_log2, softcap, window, split_places,
                             G, HEADS, D, DV, BLOCK, RARE_M, RARE_TAKEN, RARE_N, BLOCK_D, BLOCK_DV,
                             RARE_I, RARE_STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, False,
-                            True, False,
+                            True, False, IS_POOLED,
                         )  # fmt: skip
         elif FEW_M < BLOCK_M and few:
             _attend(
                 query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
                 kept, kept_at, line,
                 stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
-                first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                first_row, rows, length, count, tail, head, block, split, pieces, all_rows, 0,
                 score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
                 G, HEADS, D, DV, BLOCK, FEW_M, FEW_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, HAS_KEPT, False,
-                False,
+                False, False,
             )  # fmt: skip
         else:
             _attend(
                 query, keys, values, chosen, listed, table, sinks, out, part, part_lse, lse,
                 kept, kept_at, line,
                 stride_qt, stride_qh, stride_ks, stride_vs, stride_ot, stride_oh, stride_si,
-                first_row, rows, length, count, tail, head, block, split, pieces, all_rows,
+                first_row, rows, length, count, tail, head, block, split, pieces, all_rows, 0,
                 score_rows, score_size, kept_width, scale_log2, softcap, window, split_places,
                 G, HEADS, D, DV, BLOCK, BLOCK_M, TAKEN_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 BLOCK_I, STAGES, HAS_SINKS, HAS_CAP, HAS_WINDOW, HAS_LSE, HAS_KEPT, False,
-                False,
+                False, False,
             )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("all_rows", "kept_width"),
+    do_not_specialize_on_alignment=("owners", "splits", "kept_lse", "kept_place"),
+)
 def combine_kernel(
     part, part_lse, owners, splits, sinks, out, lse, kept_lse, kept_place,
     stride_ot, stride_oh, all_rows, kv_heads, kept_width,

@@ -17,6 +17,12 @@ PARTS = [
     Part(40, keep=9), Part(70, rows=5), Part(90, keep=70), Part(50, rows=14), Part(33, rows=6),
     Part(9, rows=0), Part(20, rows=1), Part(60, rows=2),
 ]  # fmt: skip
+# Those that one block holds, whose rows can be pooled.
+POOLED_PARTS = [
+    Part(40, keep=9), Part(70, rows=5), Part(90, keep=70), Part(50, rows=8), Part(33, rows=6),
+    Part(9, rows=0), Part(20, rows=1), Part(60, rows=2),
+]  # fmt: skip
+POOLED_ROWS = 8
 KEPT = [3, 0, 1, 0, 0, 0, 0, 0]
 SCORED = [0, 2, 0, 1, 0, 0, 4, 3]
 WIDTH, FIRST = 13, 2
@@ -35,18 +41,19 @@ OPTIONS = {
 TINY = MixedTiles(few_rows=16, block_rows=32, block_keys=16, split=32, programs=3, stages=2)
 
 
-def given(case, *, spread=0.5, seed=3):
+def given(case, *, spread=0.5, seed=3, pooled_rows=None):
     """Return what the op takes for scores: normalisers near the rows' own, and memory of NaN."""
     device, batch = case["query"].device, len(case["lengths"])
     heads, kv_heads = case["query"].shape[1], case["key_pool"].shape[1]
     gen = torch.Generator().manual_seed(seed)
     kept = torch.randn(batch, WIDTH, heads, generator=gen) * spread + 3.5
     longest = int(case["lengths"].max())
+    lines = 14 if pooled_rows is None else 1
     return {
         "kept_lse": kept.to(device), "kept_place": torch.tensor(KEPT, device=device),
-        "scores": torch.full((8, kv_heads, 14, longest + 1), NAN, device=device),
+        "scores": torch.full((8, kv_heads, lines, longest + 1), NAN, device=device),
         "score_place": torch.tensor(SCORED, device=device),
-        "first_place": torch.tensor([FIRST], device=device),
+        "first_place": torch.tensor([FIRST], device=device), "pooled_rows": pooled_rows,
     }  # fmt: skip
 
 
@@ -75,21 +82,23 @@ def shares(case, b, kept, dtype, *, scale=None, window=None, softcap=None, sinks
     return found
 
 
-def check(case, attend, options, dtype=torch.float32, **known):
+def check(case, attend, options, dtype=torch.float32, *, parts=PARTS, pooled_rows=None, **known):
     options = dict(options)
     if "sinks" in options:
         heads = case["query"].shape[1]
         options["sinks"] = torch.linspace(-1, 2, heads, device=case["query"].device)
-    known = given(case) | known
+    known = given(case, pooled_rows=pooled_rows) | known
     before, exact, ends = known["kept_lse"].clone(), *truth(case, torch.float64, **options)
     out = attend(**case, **options, **known)
     assert (out[: len(exact)].double() - exact).abs().max() < 16 * torch.finfo(dtype).eps
     starts, left = case["row_starts"].tolist(), known["scores"]
     for b, n in enumerate(known["score_place"].tolist()):
         if n:
-            place, rows, length = FIRST + n - 1, PARTS[b].rows, PARTS[b].length
+            place, rows, length = FIRST + n - 1, parts[b].rows, parts[b].length
             want = shares(case, b, before, torch.float64, **options)
             rival = shares(case, b, before, dtype, **options)
+            if pooled_rows is not None:
+                rows, want, rival = 1, want.mean(1, keepdim=True), rival.mean(1, keepdim=True)
             assert_near(left[place, :, :rows, :length], want, rival, dtype)
             left[place, :, :rows, :length] = NAN
     # Nothing else was written to.
@@ -134,6 +143,33 @@ def test_triton_matches_fp64(layout, triton_dtype, triton_device) -> None:
         pytest.skip("one layout is enough for a second dtype of the interpreter")
     case = make(PARTS, **LAYOUTS[layout], dtype=triton_dtype, device=triton_device)
     check(case, by("triton"), {}, triton_dtype)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_reference_pools_rows(layout, options) -> None:
+    case = make(POOLED_PARTS, **LAYOUTS[layout])
+    check(case, by("reference"), OPTIONS[options], parts=POOLED_PARTS, pooled_rows=POOLED_ROWS)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_triton_pools_rows(layout, options, triton_dtype, triton_device) -> None:
+    """Groups of five take blocks of 64 rows, whose weights are relative to their largest."""
+    if triton_dtype != torch.float32 and options != "plain":
+        pytest.skip("one set of options is enough for a second dtype")
+    layout = LAYOUTS[layout]
+    case = make(POOLED_PARTS, **layout, dtype=triton_dtype, device=triton_device)
+    check(
+        case, by("triton"), OPTIONS[options], triton_dtype, parts=POOLED_PARTS,
+        pooled_rows=POOLED_ROWS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["page 1, G1", "page 16, G3, D24", "page 64, G4"])
+def test_splits_pool_rows(layout, triton_device) -> None:
+    case = make(POOLED_PARTS, **LAYOUTS[layout], device=triton_device, tail=20, spare_rows=2)
+    check(case, tiny, {}, parts=POOLED_PARTS, pooled_rows=POOLED_ROWS)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -183,9 +219,35 @@ def test_triton_stays_finite(kept, most, triton_device) -> None:
     check_far(tiny, kept, most, triton_device)
 
 
+@pytest.mark.parametrize(("kept", "most"), FAR)
+@pytest.mark.parametrize("attend", [by("reference"), by("triton"), tiny])
+def test_pooled_rows_stay_finite(attend, kept, most, triton_device) -> None:
+    """In parts of a block, one after the other: their sum is the whole."""
+    case = make(POOLED_PARTS, group=4, device=triton_device)
+    known = given(case, pooled_rows=POOLED_ROWS)
+    known["kept_lse"][3, 1, 2] = kept
+    near = known["kept_lse"].clone()
+    attend(**case, **known)
+    found = known["scores"][FIRST, :, 0, :50]
+    near[3, 1, 2] = 1e4
+    rest = found - shares(case, 3, near, torch.float64).mean(1).float()
+    assert rest[0].min() >= -1e-6
+    # One of eight rows, and one of four heads.
+    assert rest[0].max() <= (most / 32) * (1 + 1e-6) + 1e-6
+    assert rest[1:].abs().max() < 1e-5
+
+
+def test_a_work_list_of_small_blocks_pools_nothing(triton_device) -> None:
+    case = make(POOLED_PARTS, group=5, device=triton_device)
+    with pytest.raises(ValueError, match="blocks of 32 packed rows, and pooling takes 40"):
+        tiny(**case, **given(case, pooled_rows=POOLED_ROWS))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"pooled_rows": 13}, "pooled_rows must hold the 14 rows"),
+        ({"pooled_rows": 33}, "3 query heads of a KV head must be at most 64, got 33"),
         ({"kept_lse": lambda t: t.double()}, "must be fp32, got torch.float64"),
         ({"kept_lse": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)}, "contiguous"),
         ({"scores": lambda t: t[:, :1]}, r"scores must have shape \[V, Hkv, Q, S\]"),
