@@ -1,4 +1,4 @@
-"""The small ops of a layer in Triton: one program a row (or some of its heads), one read and write."""
+"""The small ops of a layer in Triton: one program a row, or some of its heads."""
 
 from __future__ import annotations
 

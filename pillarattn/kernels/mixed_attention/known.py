@@ -20,11 +20,12 @@ class KnownScores:
 
         scores[n - 1 + first_place, h, i, j] = (1/G) sum_g exp(logit(i, g, j) - kept(i, g))
 
-    (or, with `pooled_rows`, the mean of its rows gets one line) with n = `score_place[b]`, kept(i, g) = `kept_lse[b, min(i, max(rows - 2, 0)), h * G + g]`, and
-    0 where the row does not see the key. So the row past the last draft takes that draft's. A row
-    and head whose kept value is not finite has shares of 0; where it is so far off that a share
-    would exceed 2**15, all those of its row and head are from 0 to that, and else undefined. What
-    lies past a request's rows or its length stays as it was.
+    with n = `score_place[b]`, kept(i, g) = `kept_lse[b, min(i, max(rows - 2, 0)), h * G + g]`, and
+    0 where the row does not see the key; with `pooled_rows` the mean of these over i goes to line
+    0. So the row past the last draft takes that draft's. A row and head whose kept value is not
+    finite has shares of 0; where it is so far off that a share would exceed 2**15, all those of its
+    row and head are from 0 to that, and else undefined. What lies past a request's rows or its
+    length stays as it was.
 
     Attributes:
         kept_lse: `[B, W, Hq]` fp32 contiguous, natural log-sum-exps of drafts, sinks included; W
@@ -34,9 +35,8 @@ class KnownScores:
         scores: `[V, Hkv, Q, S]` fp32, contiguous along S; Q and S hold the largest request.
         score_place: `[B]` integers; n > 0 scores the rows of a request that reads everything.
         first_place: `[1]` integer, place in `scores` that n = 1 means. None: the first one.
-        pooled_rows: the mean over all rows of a request goes to line 0 of `scores`, of which
-            `[V, Hkv, 1, S]` are enough; no scored request has more rows than this, and they fit a
-            block (`can_pool`). None: a line for each row.
+        pooled_rows: rows that no scored request has more of, and that `can_pool` takes: their mean
+            is all that is wanted, for which Q = 1 is enough. None: a line for each row.
     """
 
     kept_lse: Tensor

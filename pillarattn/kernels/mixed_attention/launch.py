@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.kernels.block_sizes import padded
+from pillarattn.kernels.mixed_attention.combine import combine_kernel
 from pillarattn.kernels.mixed_attention.known import KnownScores
 from pillarattn.kernels.mixed_attention.tiles import (
     MOST_BASED,
@@ -13,7 +14,7 @@ from pillarattn.kernels.mixed_attention.tiles import (
     default_tiles,
     programs_of,
 )
-from pillarattn.kernels.mixed_attention.triton_kernel import combine_kernel, mixed_kernel
+from pillarattn.kernels.mixed_attention.triton_kernel import mixed_kernel
 from pillarattn.kernels.mixed_attention.work_list import (
     WorkList,
     make_work_list,
