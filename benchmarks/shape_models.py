@@ -43,7 +43,7 @@ IN_PLACE = "benchmark_in_place"
 WARM_STEPS = 3
 TOP_KERNELS = 8
 # Kernels of attention of the engine's plain step.
-ATTENTION = ("mixed_kernel", "combine_kernel")
+ATTENTION = ("mixed_kernel", "combine_listed_kernel")
 
 
 def random_model(shape: str, device: torch.device) -> Any:

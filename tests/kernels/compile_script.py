@@ -137,11 +137,11 @@ def scored(*, batch: int, rows: int, heads: int, kv_heads: int, **options: Any) 
 
 def passes() -> None:
     """Compile for passes of several sizes, as a batch thins out: none waits for a kernel."""
-    for name in ("mixed_kernel", "combine_kernel"):
+    for name in ("mixed_kernel", "combine_listed_kernel"):
         VARIANTS[name].clear()
     for batch, rows in ((1, 1), (3, 16), (16, 40)):
         scored(batch=batch, rows=rows, heads=9, kv_heads=3, dim=64, size=16 * rows, pooled_rows=5)
-    found = {name: len(VARIANTS[name]) for name in ("mixed_kernel", "combine_kernel")}
+    found = {name: len(VARIANTS[name]) for name in ("mixed_kernel", "combine_listed_kernel")}
     if set(found.values()) != {1}:
         raise ValueError(f"passes of three sizes take so many kernels: {found}")
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KERNELS = {
-    "mixed_kernel", "combine_kernel", "prepare_kernel", "guess_kernel", "bin_kernel",
+    "mixed_kernel", "combine_listed_kernel", "prepare_kernel", "guess_kernel", "bin_kernel",
     "narrow_kernel", "count_kernel", "share_kernel", "list_kernel", "mass_kernel", "moments_kernel",
     "_norm_kernel", "_gate_kernel", "pool_kernel", "_rotary_kernel", "paged_row_scores_kernel",
     "_topk_kernel", "_bound_kernel", "_choose_kernel", "_race_kernel", "_end_kernel",

@@ -78,6 +78,71 @@ def _combine_kernel(
         tl.store(lse + row, tl.where(seen, end, -float("inf")))
 
 
+@triton.jit(
+    do_not_specialize=("all_rows", "kept_width"),
+    do_not_specialize_on_alignment=("owners", "splits", "kept_lse", "kept_place"),
+)
+def combine_listed_kernel(
+    part, part_lse, owners, splits, sinks, out, lse, kept_lse, kept_place,
+    stride_ot, stride_oh, all_rows, kv_heads, kept_width,
+    G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+    HAS_KEPT: tl.constexpr,
+):  # fmt: skip
+    """Weigh the splits of one row and head by their log-sum-exps, in their order."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    owner = tl.load(owners + row)
+    known = owner >= 0
+    count = tl.load(splits + owner * kv_heads + head // G, mask=known, other=0)
+    if count > 1:
+        columns = tl.arange(0, BLOCK_DV)
+        steps = tl.arange(0, BLOCK_SPLITS)
+        place = row * HEADS + head
+        # A launch argument of 1 is a constant without a type: the sum has that of `row`.
+        stride = (row * 0 + all_rows) * HEADS
+        best = -float("inf")
+        for first in range(0, count, BLOCK_SPLITS):
+            one = tl.load(
+                part_lse + place + (first + steps) * stride,
+                mask=first + steps < count,
+                other=-float("inf"),
+            )
+            best = tl.maximum(best, tl.max(one, 0))
+        seen = best > -float("inf")
+        peak = tl.where(seen, best, 0.0)
+        total = peak * 0.0
+        if HAS_SINKS:
+            extra = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+            peak = tl.where(seen, tl.maximum(best, extra), 0.0)
+            total = tl.where(seen, tl.exp2(extra - peak), 0.0)
+        acc = tl.zeros([BLOCK_DV], tl.float32)
+        for first in range(0, count, BLOCK_SPLITS):
+            here = place + (first + steps) * stride
+            one = tl.load(part_lse + here, mask=first + steps < count, other=-float("inf"))
+            share = tl.exp2(one - peak)
+            # An empty split writes no output: nothing of it may be read.
+            used = (one > -float("inf"))[:, None] & (columns < DV)[None, :]
+            found = tl.load(part + here[:, None] * DV + columns[None, :], mask=used, other=0.0)
+            acc += tl.sum(found * share[:, None], 0)
+            total += tl.sum(share, 0)
+        acc = acc / tl.where(seen, total, 1.0)
+        tl.store(
+            out + row * stride_ot + head * stride_oh + columns,
+            acc.to(out.dtype.element_ty),
+            mask=columns < DV,
+        )
+        if HAS_LSE or HAS_KEPT:
+            end = (peak + tl.log2(tl.where(seen, total, 1.0))) * 0.6931471805599453
+            end = tl.where(seen, end, -float("inf"))
+        if HAS_LSE:
+            tl.store(lse + place, end)
+        if HAS_KEPT:
+            kept_at = tl.load(kept_place + owner).to(tl.int32)
+            kept = (owner.to(tl.int64) * kept_width + kept_at - 1) * HEADS + head
+            tl.store(kept_lse + kept, end, mask=(kept_at > 0) & (kept_at <= kept_width))
+
+
 def combine_splits(
     part: Tensor | None,
     part_lse: Tensor,

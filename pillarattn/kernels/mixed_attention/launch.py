@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pillarattn.kernels.block_sizes import padded
-from pillarattn.kernels.mixed_attention.combine import combine_kernel
+from pillarattn.kernels.combine_splits.triton_kernel import combine_listed_kernel
 from pillarattn.kernels.mixed_attention.known import KnownScores
 from pillarattn.kernels.mixed_attention.tiles import (
     MOST_BASED,
@@ -116,7 +116,7 @@ def mixed_attention(
             num_warps=tiles.warps, num_stages=tiles.stages, **options,
         )  # fmt: skip
         if most > 1:
-            combine_kernel[(rows, heads)](
+            combine_listed_kernel[(rows, heads)](
                 part, part_lse, work.owners, work.splits, sinks, out, lse, *tensors[:2],
                 *out.stride()[:2], rows, kv_heads, sizes[-1], BLOCK_SPLITS=BLOCK_SPLITS,
                 num_warps=2, **options,
