@@ -23,6 +23,8 @@ from pillarattn.kernels.mixed_attention.work_list import (
 )
 
 LOG2E = 1.4426950408889634
+# fp16 has no room for weights relative to something else than their largest.
+BASED = {torch.bfloat16, torch.float32}
 # Splits per step of their sum. Fixed, so that more splits (all empty) never change an order.
 BLOCK_SPLITS = 8
 
@@ -86,9 +88,7 @@ def mixed_attention(
     indices, slots, block_table = map(_in_lines, (indices, slots, block_table))
     tensors, sizes = _taken(known)
     taken = tiles.taken_rows(group)
-    # fp16 has no room for weights relative to something else than their largest.
-    is_based = known is not None and query.dtype != torch.float16
-    is_based = is_based and tiles.block_rows <= MOST_BASED
+    is_based = known is not None and query.dtype in BASED and tiles.block_rows <= MOST_BASED
     scored = tiles.scored_keys or tiles.block_keys, tiles.scored_stages or tiles.stages
     rare_m, rare_taken = tiles.rare_rows(group) if is_based else (tiles.block_rows, taken)
     rare = (16, 1) if is_based else scored

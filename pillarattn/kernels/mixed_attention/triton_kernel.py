@@ -28,6 +28,14 @@ def _entry_of(slots, table, place, count, tail, last, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _ends(base, weight):
+    """Return base + log2(weight) of whole bases, which again only their product decides."""
+    bits = weight.to(tl.int32, bitcast=True)
+    fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
+    return (base + ((bits >> 23) - 127).to(tl.float32)) + tl.log2(fraction)
+
+
+@triton.jit
 def _attend(
     query, keys, values, indices, slots, table, sinks, out, part, part_lse, lse,
     kept_lse, kept_at, scores,
@@ -94,10 +102,14 @@ def _attend(
         if IS_BASED:
             is_known = known < float("inf")
             known = tl.where(is_known, known, 0.0)
+            nearest = tl.floor(known + 0.5)
+            # Of weights relative to whole numbers to shares.
+            factor = tl.exp2(nearest - known)
         pool_line = tl.arange(0, BLOCK_I)
         pooled_row = block * (TAKEN_M // G) + pool_line
         is_pooled = (line // G)[None, :] == pool_line[:, None]
-        ones = tl.where(is_pooled, 1.0, 0.0).to(values.dtype.element_ty)
+        if IS_BASED:
+            pool = tl.where(is_pooled, factor[None, :], 0.0).to(values.dtype.element_ty)
         if IS_POOLED:
             # Lines of nobody see nothing, so that they add nothing.
             newest = tl.where(real, newest, -1)
@@ -146,6 +158,10 @@ def _attend(
             logits = softcap * 1.4426950408889634 * (1.0 - 2.0 / (1.0 + raised))
         else:
             logits = logits * scale_log2
+        if query.dtype.element_ty != tl.float32:
+            # To 2 ** -16 or what fp32 has at this size: less a whole base, which is then exact,
+            # all bases give the same bits but for a power of two.
+            logits = (logits + 192.0) - 192.0
         # A draft sees all of its list; of other rows places are positions.
         visible = (place[None, :] <= newest[:, None]) & inside[None, :]
         if HAS_WINDOW:
@@ -154,15 +170,14 @@ def _attend(
             visible = visible & (position[None, :] > own[:, None] - window)
         logits = tl.where(visible, logits, -float("inf"))
         if IS_BASED:
-            weights = tl.exp2(logits - known[:, None])
+            weights = tl.exp2(logits - nearest[:, None])
             weight += tl.sum(weights, 1)
             if IS_POOLED:
-                shares = weights
+                shares = weights * factor[:, None]
             weights = weights.to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision="ieee")
-            pool = ones
         else:
-            peak = tl.maximum(best, tl.max(logits, 1))
+            peak = tl.maximum(best, tl.ceil(tl.max(logits, 1)))
             # A row that has seen nothing yet: -inf - -inf is NaN.
             base = tl.where(peak > -float("inf"), peak, 0.0)
             weights = tl.exp2(logits - base[:, None])
@@ -194,7 +209,7 @@ def _attend(
 
     serves = True
     if IS_BASED:
-        best = known
+        best = nearest
         # Too large a share, or so small a sum that what it is of may have been lost (a stretch of
         # which a row sees nothing has none). NaN is in no range.
         fits = is_known & (weight <= 32768.0)
@@ -207,9 +222,10 @@ def _attend(
         if HAS_SINKS:
             extra = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32)
             extra = extra * 1.4426950408889634
-            base = tl.where(seen, tl.maximum(best, extra), 0.0)
+            base = tl.where(seen, tl.maximum(best, tl.ceil(extra)), 0.0)
             shrink = tl.exp2(best - base)
-            weight = weight * shrink + tl.where(seen, tl.exp2(extra - base), 0.0)
+            sunk = tl.exp2(extra - tl.ceil(extra)) * tl.exp2(tl.ceil(extra) - base)
+            weight = weight * shrink + tl.where(seen, sunk, 0.0)
             acc = acc * shrink[:, None]
         acc = acc / tl.where(seen, weight, 1.0)[:, None]
         tl.store(
@@ -219,7 +235,7 @@ def _attend(
             mask=real[:, None] & (value_columns < DV)[None, :],
         )  # fmt: skip
         if HAS_LSE or HAS_KEPT:
-            end = (base + tl.log2(tl.where(seen, weight, 1.0))) * 0.6931471805599453
+            end = _ends(base, tl.where(seen, weight, 1.0)) * 0.6931471805599453
             end = tl.where(seen, end, -float("inf"))
         if HAS_LSE:
             tl.store(lse + row * HEADS + query_head, end, mask=real)
@@ -228,7 +244,7 @@ def _attend(
             tl.store(kept_lse + (kept_at - 1) * HEADS + query_head, end, mask=is_kept)
     else:
         place = (split * all_rows + row) * HEADS + query_head
-        end = tl.where(seen, best + tl.log2(tl.where(seen, weight, 1.0)), -float("inf"))
+        end = tl.where(seen, _ends(best, tl.where(seen, weight, 1.0)), -float("inf"))
         tl.store(part_lse + place, end, mask=real)
         acc = acc / tl.where(seen, weight, 1.0)[:, None]
         tl.store(
