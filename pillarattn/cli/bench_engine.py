@@ -144,10 +144,20 @@ def _table(records: list[dict[str, Any]]) -> Table:
                 f"{found['speedup']:.2f}x",
                 f"{found['all_tokens_per_second']:.1f}",
                 f"{run['mean_accepted']:.2f}",
-                {None: "", True: "as plain", False: "differ"}[found["same_tokens"]],
+                _agreement(found, record["batch"]),
             )
         table.add_section()
     return table
+
+
+def _agreement(found: dict[str, Any], batch: int) -> str:
+    """Say whether tokens are plain decoding's, or of how many requests they are not."""
+    if found["same_tokens"] is None:
+        return ""
+    # Records of earlier versions do not say of how many.
+    count = found.get("different_requests")
+    differ = "differ" if count is None else f"differ in {count} of {batch}"
+    return "as plain" if found["same_tokens"] else differ
 
 
 def _check(console: Console, records: list[dict[str, Any]]) -> None:

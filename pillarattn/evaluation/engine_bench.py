@@ -190,16 +190,33 @@ def _cell(
         found["all_tokens_per_second"] = median(
             run["all"]["tokens"] / max(run["all"]["seconds"], 1e-9) for run in found["runs"]
         )
-        found["same_tokens"] = _compared(bench.variants[name], tokens[name], tokens[PLAIN])
+        found |= _compared(bench.variants[name], tokens[name], tokens[PLAIN])
     for found in variants.values():
         found["speedup"] = found["tokens_per_second"] / variants[PLAIN]["tokens_per_second"]
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     return {"kind": KIND, "started_at": started_at, **about, "variants": variants}
 
 
-def _compared(variant: Variant, tokens: list[list[int]], plain: list[list[int]]) -> bool | None:
-    """Return whether a variant gave plain decoding's tokens; None where it need not."""
-    return tokens == plain if variant.acceptance == "gumbel" else None
+def _compared(variant: Variant, tokens: list[list[int]], plain: list[list[int]]) -> Record:
+    """Return how a variant's tokens agree with plain decoding's; None each where they need not.
+
+    "same_tokens" is whether all do, "different_requests" how many requests end otherwise, and
+    "tokens_alike" the tokens of all requests before their first difference.
+    """
+    if variant.acceptance != "gumbel":
+        return {"same_tokens": None, "different_requests": None, "tokens_alike": None}
+    alike = [
+        next(
+            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+            min(len(one), len(other)),
+        )
+        for one, other in zip(tokens, plain, strict=True)
+    ]
+    return {
+        "same_tokens": tokens == plain,
+        "different_requests": sum(a != b for a, b in zip(tokens, plain, strict=True)),
+        "tokens_alike": sum(alike),
+    }
 
 
 def _timed(

@@ -7,6 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from pillarattn.cli import bench_engine
 from pillarattn.cli.main import app
 from pillarattn.evaluation import engine_bench
 from pillarattn.evaluation.engine_bench import EngineBench, run_engine_bench
@@ -41,6 +42,21 @@ def test_every_variant_decodes_the_same_tokens(records):
     assert drafted["rounds"] > 0
     assert record["settings"]["length"] == 40
     json.dumps(record)
+
+
+def test_tokens_that_differ_are_counted() -> None:
+    bench = EngineBench(device="cpu")
+    variant = next(iter(bench.variants.values()))
+    plain = [[1, 2, 3, 4], [5, 6], [7, 8]]
+    assert engine_bench._compared(variant, [[1, 2, 9, 4], [5, 6], [7]], plain) == {
+        "same_tokens": False, "different_requests": 2, "tokens_alike": 2 + 2 + 1,
+    }  # fmt: skip
+    assert engine_bench._compared(variant, plain, plain) == {
+        "same_tokens": True, "different_requests": 0, "tokens_alike": 8,
+    }  # fmt: skip
+    found = {"same_tokens": False, "different_requests": 2}
+    assert bench_engine._agreement(found, 3) == "differ in 2 of 3"
+    assert bench_engine._agreement({"same_tokens": False}, 3) == "differ"
 
 
 def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint):
