@@ -111,7 +111,7 @@ class StepForm:
         return MixedStep(
             buffers, [], self.padded, is_steady=True, scored=scored, live=live,
             exact=scored and not keeps_lse(buffers, self._k), most_rows=self._k + 1,
-            pools=scored and pools,
+            pools=scored and pools, keeps=self._k > 0,
         )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class MixedStep:
         most_rows: of the largest request, if that is the same in all passes of this kind.
         pools: whether scores by what drafts have left are pooled over all rows of a request, and
             take the first line of its place alone. It takes `most_rows`.
+        keeps: whether drafts may leave log-sum-exps, and scores go by them.
     """
 
     # Not a prefill: attention never goes to the model's own function.
@@ -61,10 +62,10 @@ class MixedStep:
     def __init__(
         self, buffers: StepBuffers, parts: list[Part], rows: int, *, is_steady: bool,
         scored: bool | None = None, exact: bool | None = None, live: int | None = None,
-        most_rows: int | None = None, pools: bool = False,
+        most_rows: int | None = None, pools: bool = False, keeps: bool = True,
     ) -> None:  # fmt: skip
         self.buffers, self.parts, self.rows, self.is_steady = buffers, parts, rows, is_steady
-        self.most_rows, self.pools = most_rows, pools
+        self.most_rows, self.pools, self.keeps = most_rows, pools, keeps
         self.visited: list[int] = []
         self.slots = buffers.named["slots"][:rows]
         own = any(part.place is not None for part in parts)
@@ -155,7 +156,7 @@ class MixedStep:
     def _known(self, index: int) -> KnownScores | None:
         """Return where drafts leave their log-sum-exps in a layer, and who is scored by them."""
         buffers = self.buffers
-        if index not in buffers.sizes.scored or not buffers.kept.width:
+        if not (self.keeps and buffers.kept.width) or index not in buffers.sizes.scored:
             return None
         place, named = buffers.sizes.scored.index(index), buffers.named
         scores = self.scores[place]

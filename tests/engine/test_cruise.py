@@ -142,6 +142,27 @@ def test_keys_are_read_once(cruising, prompts, monkeypatch):
     assert sum(request.rounds for request in run.requests.values()) > before
 
 
+def test_plain_steps_of_an_engine_that_drafts_know_no_normaliser(cruising, prompts, monkeypatch):
+    """They run what plain decoding's run: nothing else is compiled for them."""
+    run, attend, seen = cruising(k=3, speculative="auto"), mixed_step.mixed_attention, set()
+
+    def watched(*given, known, **options):
+        seen.add((run.cruise.is_on, run._gate.drafts, known is None))
+        return attend(*given, known=known, **options)
+
+    monkeypatch.setattr(mixed_step, "mixed_attention", watched)
+    run._gate.stepped = lambda *given, **named: None
+    for prompt in prompts:
+        run.add_request(prompt, SamplingParams(max_tokens=200))
+    for drafts in (True, False):
+        run._gate.drafts = drafts
+        until_it_cruises(run)
+        for _ in range(10):
+            run.step()
+    assert {known for on, drafts, known in seen if on and drafts} == {False}
+    assert {known for on, drafts, known in seen if on and not drafts} == {True}
+
+
 def test_who_is_given_back_has_drafts_and_keys(cruising, prompts, alone):
     run = cruising(k=3)
     names = [run.add_request(p, LONG) for p in prompts]
