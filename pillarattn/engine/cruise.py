@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pillarattn.datatypes import on_device
 from pillarattn.engine.chosen_keys import ChosenPart
+from pillarattn.engine.cruise_door import CruiseDoor
 from pillarattn.engine.cruise_inputs import StepInputs
 from pillarattn.engine.cruise_members import Landing, Member, step_of
 from pillarattn.engine.cruise_rounds import CruiseRounds
@@ -68,9 +69,7 @@ class Cruise:
         self._step = self._retry_at = self._k = 0
         # Whether somebody has ended, whether there is no room, and whether a step was cut short.
         self._is_thinner = self._is_short = self._is_torn = False
-        # What the queue was when nobody in it fitted, and how many blocks were free.
-        self._asked: tuple[int, str, int] | None = None
-        self._free = 0
+        self._door = CruiseDoor(scheduler)
 
     @property
     def is_on(self) -> bool:
@@ -102,7 +101,8 @@ class Cruise:
     @property
     def goes_on(self) -> bool:
         """Whether nothing asks for a plan."""
-        return not (self._is_short or self._is_torn or self._turns or self._somebody_fits())
+        is_hindered = self._is_short or self._is_torn or self._turns
+        return not (is_hindered or self._door.opens(len(self._members)))
 
     @property
     def _turns(self) -> bool:
@@ -160,7 +160,7 @@ class Cruise:
         )
         if self._k and self._outcomes.selection.layers != buffers.sizes.layers:
             return False
-        self._asked = None
+        self._door.begin()
         members = [
             Member(e.request_id, d, e, seat)
             for (e, d), seat in zip(own, buffers.seat(segments), strict=True)
@@ -277,19 +277,6 @@ class Cruise:
         self._is_thinner = True
         if everybody:
             self.forget()
-
-    def _somebody_fits(self) -> bool:
-        """Return whether somebody in the queue could come in; a long queue is not asked in vain."""
-        scheduler = self._scheduler
-        entries, free = scheduler.entries, scheduler.pool.free
-        if len(entries) <= len(self._members):
-            # Who has ended is counted among them until the next step leaves him out.
-            return False
-        asked = len(entries), next(reversed(entries)), self._step // PATIENCE
-        if asked != self._asked or free > self._free:
-            self._asked, self._free = asked, free
-            return scheduler.can_admit
-        return False
 
     def _bound(self, entry: Entry) -> int:
         """Return the tokens that a request has at most after the step after the next one.

@@ -143,15 +143,26 @@ class Scheduler:
     @property
     def can_admit(self) -> bool:
         """Whether the next plan would take somebody from the queue."""
-        running = sum(e.state is not RequestState.WAITING for e in self.entries.values())
-        if running >= self.config.max_batch:
-            return False
+        return self.admits(1) > 0
+
+    def admits(self, most: int) -> int:
+        """Return how many the next plan would take from the queue, up to `most`.
+
+        A prompt that one of them would share with another is counted for both.
+        """
         waiting, active = self._queue()
+        found = taken = 0
         for entry in waiting:
+            if found == most or len(active) >= self.config.max_batch:
+                break
             source = self._source(entry, active)
-            if source is not entry:
-                return self._has_room(entry, source, active)
-        return False
+            if source is entry:
+                continue
+            if not self._has_room(entry, source, active, taken):
+                break
+            found, taken = found + 1, taken + self._missing(entry, source)
+            active.append(entry)
+        return found
 
     def cruised(self, request_id: str, emitted: int) -> None:
         """Report what a verify pass emitted while rounds follow each other without plans.
@@ -308,16 +319,25 @@ class Scheduler:
         waiting = sorted(self._in(RequestState.WAITING), key=lambda e: (e.priority, e.arrival))
         return waiting, [e for e in self.entries.values() if e.state is not RequestState.WAITING]
 
-    def _has_room(self, entry: Entry, source: Entry | None, active: list[Entry]) -> bool:
-        """Whether a request's prompt, but for what it shares, fits beside a round of everybody."""
+    def _has_room(
+        self, entry: Entry, source: Entry | None, active: list[Entry], taken: int = 0
+    ) -> bool:
+        """Whether a request's prompt, but for what it shares, fits beside a round of everybody.
+
+        `taken` blocks will go to others before.
+        """
+        needed = taken + self._missing(entry, source)
+        needed += self.kv.round_room([*active, entry]) if active else 0
+        return self.pool.free >= needed and self._has_reserve(entry, active)
+
+    def _missing(self, entry: Entry, source: Entry | None) -> int:
+        """Return the blocks of a request's prompt that it shares with nobody."""
         if source is None:
             # Kept blocks are free until they are shared.
             shared = sum(self.pool.users(block) > 0 for block in self.kv.found(entry))
         else:
             shared = entry.prompt // self.pool.block_size
-        needed = self.pool.blocks_for(entry.prefill_target) - shared
-        needed += self.kv.round_room([*active, entry]) if active else 0
-        return self.pool.free >= needed and self._has_reserve(entry, active)
+        return self.pool.blocks_for(entry.prefill_target) - shared
 
     def _source(self, entry: Entry, active: list[Entry]) -> Entry | None:
         """Return whose prompt `entry` can share: None for nobody's, itself if it should wait."""

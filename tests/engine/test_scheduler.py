@@ -15,7 +15,7 @@ from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.phases import level_rows
 from pillarattn.engine.request import RequestState
 from pillarattn.engine.scheduler import Scheduler
-from pillarattn.engine.scheduler_config import SchedulerConfig
+from pillarattn.engine.scheduler_config import ADMISSIONS, SchedulerConfig
 
 
 class Run:
@@ -366,3 +366,26 @@ def test_a_shared_prompt_is_a_newer_table_than_any_before():
     scheduler.prefilled("a", chunk.tokens)
     assert scheduler.plan().forks == (("b", "a"),)
     assert scheduler.entries["b"].table.version > before
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    blocks=st.integers(7, 40), batch=st.integers(1, 8), admission=st.sampled_from(ADMISSIONS),
+)  # fmt: skip
+def test_it_says_how_many_a_plan_takes(prompts, blocks, batch, admission):
+    config = SchedulerConfig(num_blocks=blocks, max_batch=batch, admission=admission)
+    run = Run(config)
+    for number, prompt in enumerate(prompts[:-2]):
+        if prompt + 16 < 16 * blocks:
+            run.add(str(number), prompt=prompt, new=6)
+    run.prompt_step()
+    for number, prompt in enumerate(prompts[-2:]):
+        if prompt + 16 < 16 * blocks:
+            run.add(f"late {number}", prompt=prompt, new=6)
+    scheduler = run.scheduler
+    said = scheduler.admits(99)
+    assert [scheduler.admits(n) for n in range(4)] == [min(said, n) for n in range(4)]
+    waiting = [e for e in scheduler.entries.values() if e.state is RequestState.WAITING]
+    scheduler._admit()
+    assert sum(e.state is not RequestState.WAITING for e in waiting) == said
