@@ -31,6 +31,9 @@ def engine(
     new_tokens: Annotated[
         int, typer.Option(help="Tokens to generate, whatever the model says.")
     ] = 128,
+    queued: Annotated[
+        int, typer.Option(help="Requests that wait behind a batch, and come in as others end.")
+    ] = 0,
     k: Annotated[
         str, typer.Option("--k", help="Tokens drafted per round; with commas: an engine each.")
     ] = "8",
@@ -70,9 +73,9 @@ def engine(
 ) -> None:
     """Time the engine on one batch of requests: plain, speculative, in lockstep, delayed, cruising.
 
-    Tokens a second count from the moment when all prompts are read; those "while all run" end with
-    the first request that ends. Greedy tokens, and sampled ones by gumbel, are compared with plain
-    ones; in float32 the exit code is 1 where they differ.
+    Tokens a second count from the moment when all prompts of the batch are read; those "while all
+    run" end when fewer requests are left than a batch has. Greedy tokens, and sampled ones by
+    gumbel, are compared with plain ones; in float32 the exit code is 1 where they differ.
     """
     console = human_console(json_to)
     with readable_errors():
@@ -81,8 +84,8 @@ def engine(
 
         bench = EngineBench(
             model=model, batches=parse_numbers(batch, "--batch"), length=length,
-            new_tokens=new_tokens, ks=parse_numbers(k, "--k"), s=s, strategy=strategy,
-            min_budget=min_budget, temperature=temperature,
+            new_tokens=new_tokens, queued=queued, ks=parse_numbers(k, "--k"), s=s,
+            strategy=strategy, min_budget=min_budget, temperature=temperature,
             acceptances=tuple(acceptance.split(",")), synchronous=synchronous, auto=auto,
             lockstep=lockstep, delayed=delayed, cruise=cruise, repeats=repeats, warm_ups=warm_ups,
             device=device, dtype=dtype,

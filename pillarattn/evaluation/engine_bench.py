@@ -50,6 +50,7 @@ class EngineBench:
         batches: requests that run together.
         length: prompt tokens of each request.
         new_tokens: tokens generated for each, whatever the model says.
+        queued: requests that wait behind those of a batch, and come in as others end.
         ks: drafts of a round; each is a speculative engine of its own.
         s, strategy, min_budget: of these.
         temperature: 0 is greedy; above 0 each request has a seed of its own.
@@ -73,6 +74,7 @@ class EngineBench:
     batches: tuple[int, ...] = (8,)
     length: int = 1024
     new_tokens: int = 128
+    queued: int = 0
     ks: tuple[int, ...] = (8,)
     s: float = 0.05
     strategy: str = "pillar"
@@ -92,7 +94,7 @@ class EngineBench:
     def __post_init__(self) -> None:
         for option, value, least in (
             ("--batch", min(self.batches, default=0), 1), ("--length", self.length, 1),
-            ("--new-tokens", self.new_tokens, 2), ("--k", min(self.ks, default=0), 1),
+            ("--new-tokens", self.new_tokens, 2), ("--queued", self.queued, 0), ("--k", min(self.ks, default=0), 1),
             ("--acceptance", len(self.acceptances), 1), ("--repeats", self.repeats, 1),
             ("--warm-ups", self.warm_ups, 0),
         ):  # fmt: skip
@@ -170,15 +172,16 @@ def _cell(
         "schema": SCHEMA, "batch": batch, "settings": asdict(bench),
         "environment": environment(model.device), "commit": source_commit(),
     }  # fmt: skip
-    texts = prompts(tokenizer, batch, bench.length, shared=False).tolist()
+    count = batch + bench.queued
+    texts = prompts(tokenizer, count, bench.length, shared=False).tolist()
     variants: dict[str, Record] = {name: {"runs": []} for name in bench.variants}
     tokens: dict[str, list[list[int]]] = {}
     for repeat in range(1 - bench.warm_ups, bench.repeats + 1):
         for name, variant in bench.variants.items():
             on_run(batch, f"{name}, {'warm-up' if repeat < 1 else f'run {repeat}'}")
             engine = bench.engine(model, batch, variant)
-            params = [bench.params(i, variant) for i in range(batch)]
-            tokens[name], run = _timed(engine, texts, params)
+            params = [bench.params(i, variant) for i in range(count)]
+            tokens[name], run = _timed(engine, texts, params, batch)
             del engine
             if repeat > 0:
                 variants[name]["runs"].append(run)
@@ -220,15 +223,15 @@ def _compared(variant: Variant, tokens: list[list[int]], plain: list[list[int]])
 
 
 def _timed(
-    engine: Engine, texts: list[list[int]], params: list[SamplingParams]
+    engine: Engine, texts: list[list[int]], params: list[SamplingParams], batch: int
 ) -> tuple[list[list[int]], Record]:
-    """Return the tokens of all requests, and the time of what follows the last prompt.
+    """Return the tokens of all requests, and the time of what follows the first batch's prompts.
 
     A batch that gets no new requests thins out, since acceptance differs from text to text: "all"
-    is what comes before the first request ends.
+    is what comes before fewer than `batch` are left, prompts of those that waited included.
     """
     names = [engine.add_request(*one) for one in zip(texts, params, strict=True)]
-    waiting, outputs = set(names), {}
+    waiting, outputs = set(names[:batch]), {}
     begun, decoded, steps = time.perf_counter(), 0, 0
     everybody: Record | None = None
     while engine.has_unfinished:
@@ -239,11 +242,11 @@ def _timed(
             if output.finish_reason is not None:
                 outputs[output.request_id] = list(output.token_ids)
         steps += 1
-        if outputs and everybody is None:
+        if len(names) - len(outputs) < batch and everybody is None:
             everybody = {"seconds": time.perf_counter() - begun, "tokens": decoded, "steps": steps}
         if reads:
             _wait(engine)
-            # Until all prompts are read: from then on every step decodes.
+            # From then on, unless somebody has waited, every step decodes.
             begun, decoded, steps = time.perf_counter(), 0, 0
     _wait(engine)
     stats = engine.stats

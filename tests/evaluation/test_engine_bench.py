@@ -44,6 +44,24 @@ def test_every_variant_decodes_the_same_tokens(records):
     json.dumps(record)
 
 
+def test_a_queue_comes_in_as_others_end(tiny_checkpoint) -> None:
+    bench = EngineBench(
+        model=str(tiny_checkpoint), auto=False, lockstep=False, delayed=False, synchronous=False,
+        **{**SMALL, "queued": 4, "warm_ups": 0, "batches": (2,)},
+    )  # fmt: skip
+    (record,) = run_engine_bench(bench)
+    assert list(record["variants"]) == ["plain", "k=3 s=0.05 cruise"]
+    for found in record["variants"].values():
+        (run,) = found["runs"]
+        assert found["same_tokens"]
+        # Of six requests all tokens but the first two of the first batch.
+        assert 6 * 10 - 2 * 2 <= run["tokens"] <= 6 * 10 - 2
+        # Two have ended together, and two more, before less than two are left.
+        assert 4 * 10 - 2 * 2 <= run["all"]["tokens"] <= run["tokens"]
+    plain = record["variants"]["plain"]["runs"][0]
+    assert plain["all"]["steps"] > 2 * 9
+
+
 def test_tokens_that_differ_are_counted() -> None:
     bench = EngineBench(device="cpu")
     variant = next(iter(bench.variants.values()))
@@ -75,10 +93,10 @@ def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint):
 def test_what_is_interrupted_keeps_the_runs_that_have_ended(tiny_checkpoint, tmp_path, monkeypatch):
     out, step = tmp_path / "bench.jsonl", engine_bench._timed
 
-    def second_never_ends(engine, texts, params):
+    def second_never_ends(engine, texts, params, batch):
         if engine.config.speculative is True:
             raise KeyboardInterrupt
-        return step(engine, texts, params)
+        return step(engine, texts, params, batch)
 
     monkeypatch.setattr(engine_bench, "_timed", second_never_ends)
     options = ["--model", str(tiny_checkpoint), "--batch", "2", "--length", "30", "--out", str(out)]
