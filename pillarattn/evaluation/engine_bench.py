@@ -94,9 +94,9 @@ class EngineBench:
     def __post_init__(self) -> None:
         for option, value, least in (
             ("--batch", min(self.batches, default=0), 1), ("--length", self.length, 1),
-            ("--new-tokens", self.new_tokens, 2), ("--queued", self.queued, 0), ("--k", min(self.ks, default=0), 1),
-            ("--acceptance", len(self.acceptances), 1), ("--repeats", self.repeats, 1),
-            ("--warm-ups", self.warm_ups, 0),
+            ("--new-tokens", self.new_tokens, 2), ("--queued", self.queued, 0),
+            ("--k", min(self.ks, default=0), 1), ("--acceptance", len(self.acceptances), 1),
+            ("--repeats", self.repeats, 1), ("--warm-ups", self.warm_ups, 0),
         ):  # fmt: skip
             if value < least:
                 raise ValueError(f"{option} must be at least {least}, got {value}")

@@ -11,8 +11,9 @@ from torch import Tensor
 from pillarattn.kernels.block_sizes import power_of_two, stretched
 from pillarattn.kernels.pool_layers.triton_kernel import pool_kernel
 
-BLOCK = 512
-# Query rows that are read at once, and layers of a launch: each is an argument of the kernel.
+# Scores that a program reads at once.
+TILE = 4096
+# Query rows of them, and layers of a launch: each is an argument of the kernel.
 MOST_LINES = 8
 MOST_LAYERS = 48
 
@@ -38,11 +39,12 @@ def pool_layers(
     # The layers of a model share one tensor of lengths, as a rule.
     is_shared = all(length is lengths[0] for length in lengths)
     every = lengths[0].contiguous() if is_shared else torch.cat(list(lengths))
-    first = 0
+    first, lines = 0, min(power_of_two(queries), MOST_LINES)
+    block = TILE // lines
     with torch.cuda.device_of(layers[0]):
         for part in _parts(alike):
             count = len(part)
-            pool_kernel[(count * batch * heads, -(-width // BLOCK))](
+            pool_kernel[(count * batch * heads, -(-width // block))](
                 tuple(part),
                 every if is_shared else every[first * batch :],
                 rows.contiguous(),
@@ -50,8 +52,7 @@ def pool_layers(
                 *part[0].stride()[:3],
                 0 if is_shared else batch,
                 batch, heads, queries, part[0].shape[3], width,
-                VISIBLE=normalise == "visible",
-                LINES=min(power_of_two(queries), MOST_LINES), BLOCK=BLOCK,
+                VISIBLE=normalise == "visible", LINES=lines, BLOCK=block,
             )  # fmt: skip
             first += count
     return pooled[..., :end]
