@@ -54,7 +54,7 @@ class GraphedPasses:
         self.device = device
         self.reason: str | None = None
         self.replayed = 0
-        self._is_usual = False
+        self._is_usual = True
         self._generation = -1
         self._kept: dict[Hashable, Recording] = {}
         self._proven: set[Hashable] = set()
@@ -69,6 +69,10 @@ class GraphedPasses:
     def is_usual(self) -> bool:
         """Whether the last pass ran as most do: replayed and nothing else, unless none is."""
         return self._is_usual or not self.is_active
+
+    def begin(self, *, is_usual: bool) -> None:
+        """A pass begins, which is as `is_usual` says unless `run` is asked for it."""
+        self._is_usual = is_usual
 
     @property
     def is_proven(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -77,9 +78,11 @@ class MixedStep:
         self._shared: dict[Any, Any] = {}
 
     @property
-    def kind(self) -> tuple[int, bool, bool]:
+    def kind(self) -> tuple[Hashable, ...]:
         """What passes share that launch the same kernels over the same buffers."""
-        return self.rows, self.is_scored, self.is_exact
+        return self.rows, *rest_of_kind(
+            self.is_scored, self.is_exact, self.most_rows, pools=self.pools, keeps=self.keeps
+        )
 
     def begin(self) -> None:
         """Forget what an earlier run of the same pass has left."""
@@ -203,6 +206,14 @@ class MixedStep:
             "indices": chosen[0], "counts": chosen[1], "slots": chosen[2], "work": work,
             "tail_start": named["tail_start"],
         }  # fmt: skip
+
+
+def rest_of_kind(
+    scored: bool, exact: bool, most_rows: int | None = None, *, pools: bool = False,
+    keeps: bool = True,
+) -> tuple[Hashable, ...]:  # fmt: skip
+    """Return what makes up the kind of a `MixedStep` of such arguments beside its rows."""
+    return scored, exact, most_rows, pools, keeps
 
 
 def is_steady(segments: list[Segment]) -> bool:

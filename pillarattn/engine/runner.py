@@ -175,7 +175,7 @@ class ModelRunner:
             segments: the rows of each request; with `PENDING` tokens only where `takes` says so.
             ahead: what the pass before draws, which are those tokens.
         """
-        self.cache.mover.give_back()
+        self._begin()
         if not self.uses_buffers:
             return self._run_packed(segments)
         self._look()
@@ -212,7 +212,7 @@ class ModelRunner:
             play: runs the step; it is given what runs a pass whose inputs lie in `buffers`, and
                 returns its logits `[rows, V]`, which hold until the next pass.
         """
-        self.cache.mover.give_back()
+        self._begin()
         self._look()
 
         def forward(step: MixedStep) -> Tensor:
@@ -240,6 +240,11 @@ class ModelRunner:
     def takes(self, segments: list[Segment]) -> bool:
         """Whether a pass can run while its `PENDING` tokens are known on the device alone."""
         return self.uses_buffers and self.buffers.needs(segments) is not None
+
+    def _begin(self) -> None:
+        self.cache.mover.give_back()
+        # Where nothing may ever be recorded, passes are as they always are.
+        self.graphs.begin(is_usual=self.fused.is_settled)
 
     def _steady(self, step: MixedStep, play: Callable[[], Tensor]) -> Tensor:
         """Return the logits of a pass that may be recorded, which hold until the next one."""

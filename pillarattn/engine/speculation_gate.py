@@ -26,8 +26,10 @@ class SpeculationGate:
     """Measures steps with and without drafts and says which way the next rounds go.
 
     Both ways give the same tokens where drafts do (greedy, seeded noise): only the time differs.
-    Steps count in rounds of consecutive ones, in which each request verifies as often: a round
-    with a step in it that was not as most will be (compiled, recorded, compared) is left out.
+    Steps count in rounds of k + 1 consecutive ones, in which each request of a cruise verifies once
+    (with plans made ahead it idles for one more, so that windows hold some more or fewer of them):
+    a round with a step in it that was not as most will be (compiled, recorded, compared) is left
+    out.
 
     Args:
         k: drafts of a round.

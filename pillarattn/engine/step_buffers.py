@@ -16,7 +16,7 @@ from pillarattn.engine.batched_draws import PendingDraws
 from pillarattn.engine.block_table import BlockTable
 from pillarattn.engine.buffer_sizes import Sizes
 from pillarattn.engine.kept_lse import KeptLse, KeptRound
-from pillarattn.engine.mixed_step import MixedStep, Part, is_steady
+from pillarattn.engine.mixed_step import MixedStep, Part, is_steady, rest_of_kind
 from pillarattn.engine.packed_pass import PENDING, Segment
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.row_buckets import RowBuckets, bucket
@@ -145,7 +145,7 @@ class StepBuffers:
         is_scored = any(s.scores is not None for s in segments)
         is_exact = any(map(self._is_exact, segments, seats))
         buckets = buckets if steady else None
-        self._filled = self.padded(rows, is_scored, is_exact, buckets=buckets)
+        self._filled = self.padded(rows, *rest_of_kind(is_scored, is_exact), buckets=buckets)
         parts = self._fill(segments, seats)
         self.ints.copy_(self.sent(self._host), non_blocking=True)
         if ahead is not None:

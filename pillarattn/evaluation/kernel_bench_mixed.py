@@ -101,7 +101,11 @@ class MixedCell(Cell):
             slots_of,
         )
 
-        tiles = tiles or default_tiles(given["query"], given["key_pool"], given["value_pool"])
+        # As the engine's, which knows how many rows its largest request has.
+        tiles = tiles or default_tiles(
+            given["query"], given["key_pool"], given["value_pool"], requests=self.batch,
+            most_rows=DRAFTS + 1,
+        )  # fmt: skip
         named = {n: given[n] for n in ("row_starts", "lengths", "counts", "tail_start")}
         most = most_splits(given["block_table"], BLOCK, tiles)
         work = make_work_list(len(given["query"]), **named, group=GROUP, tiles=tiles, most=most)

@@ -12,6 +12,7 @@ from pillarattn.engine import mixed_step
 from pillarattn.engine.batched_selection import BatchedSelection
 from pillarattn.engine.chosen_keys import ChosenPart
 from pillarattn.engine.request import SamplingParams
+from pillarattn.engine.runner import ModelRunner
 from pillarattn.modules.selector import Selector
 
 LONG = SamplingParams(max_tokens=40)
@@ -161,6 +162,24 @@ def test_plain_steps_of_an_engine_that_drafts_know_no_normaliser(cruising, promp
             run.step()
     assert {known for on, drafts, known in seen if on and drafts} == {False}
     assert {known for on, drafts, known in seen if on and not drafts} == {True}
+
+
+def test_recordings_know_how_scores_are_left(cruising, prompts, monkeypatch):
+    """Of several temperatures passes are recorded alone, beside those with plans."""
+    run, steady, found = cruising(k=3), ModelRunner._steady, {}
+
+    def noted(self, step, play):
+        found.setdefault(step.kind, set()).add((step.pools, step.keeps, step.most_rows))
+        return steady(self, step, play)
+
+    monkeypatch.setattr(ModelRunner, "_steady", noted)
+    for i, prompt in enumerate([*prompts, *prompts]):
+        run.add_request(prompt, SamplingParams(max_tokens=60, temperature=0.7 + i / 20, seed=i))
+        for _ in range(9):
+            run.step()
+    to_the_end(run)
+    assert {pools for ways in found.values() for pools, _, _ in ways} == {True, False}
+    assert all(len(ways) == 1 for ways in found.values())
 
 
 def test_who_is_given_back_has_drafts_and_keys(cruising, prompts, alone):

@@ -18,6 +18,9 @@ class FrozenGraphs:
     def __init__(self):
         self.plays, self.generation, self.replayed = {}, -1, 0
 
+    def begin(self, *, is_usual):
+        pass
+
     def has_recorded(self, kind, generation):
         return generation == self.generation and self.plays.get(kind) is not None
 

@@ -91,6 +91,10 @@ def test_passes_are_usual_once_they_are_replayed_alone(monkeypatch):
         graphs.run(kind, generation, lambda: torch.ones(3, 4), live=live)
         usual.append(graphs.is_usual)
     assert usual == [False] * 3 + [True] * 2 + [False] * 2 + [True] * 3 + [False] * 2 + [True]
+    # What asks for no recording is what it says.
+    for is_usual in (True, False):
+        graphs.begin(is_usual=is_usual)
+        assert graphs.is_usual == is_usual
     # Where nothing is recorded, that is usual.
     assert GraphedPasses(is_on=False, device=torch.device("cpu")).is_usual
     graphs.reason = "a test says so"

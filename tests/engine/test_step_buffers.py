@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pillarattn.datatypes import Phase
+from pillarattn.engine.mixed_step import rest_of_kind
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import RequestView
 from pillarattn.engine.request_scores import RequestScores
@@ -78,7 +79,8 @@ def test_a_pass_may_have_more_rows_than_it_needs(runner, monkeypatch):
     monkeypatch.setattr(RowBuckets, "rows_for", rows_for)
     got = runner.run([one])[0]
     # As many more as a request has blocks of one token for, of 64 that the buffers hold.
-    assert asked == [(5, False, False, runner.buffers.generation, 5 + 16)]
+    rest = rest_of_kind(False, False)
+    assert asked == [(5, *rest, runner.buffers.generation, 5 + 16)]
     assert runner.buffers._filled == 21
     # A model may have few positions.
     assert not runner.buffers.named["positions"][5:21].any()

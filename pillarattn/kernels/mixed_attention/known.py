@@ -23,8 +23,8 @@ class KnownScores:
     with n = `score_place[b]`, kept(i, g) = `kept_lse[b, min(i, max(rows - 2, 0)), h * G + g]`, and
     0 where the row does not see the key; with `pooled_rows` the mean of these over i goes to line
     0. So the row past the last draft takes that draft's. A row and head whose kept value is not
-    finite has shares of 0; where it is so far off that a share would exceed 2**15, all those of its
-    row and head are from 0 to that, and else undefined. What lies past a request's rows or its
+    finite has shares of 0; where it is so far off that a share would exceed 2**14, all those of its
+    row and head are from 0 to 2**15, and else undefined. What lies past a request's rows or its
     length stays as it was.
 
     Attributes:

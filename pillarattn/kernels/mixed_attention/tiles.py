@@ -31,7 +31,7 @@ class MixedTiles:
         block_rows: packed rows of a block where it has.
         block_keys: keys a step.
         split: places of a reading list that one item covers, a multiple of `block_keys`. Splits
-            begin at its multiples whatever else is in the batch.
+            begin at its multiples of a request's own list.
         programs: programs that walk the work list; None is `PROGRAMS` for each multiprocessor.
         warps, stages: per program, and depth of the load pipeline.
         scored_keys, scored_stages: the same of requests whose rows are scored; None: no others.

@@ -210,10 +210,13 @@ def _attend(
     serves = True
     if IS_BASED:
         best = nearest
-        # Too large a share, or so small a sum that what it is of may have been lost (a stretch of
-        # which a row sees nothing has none). NaN is in no range.
-        fits = is_known & (weight <= 32768.0)
-        fits = fits & ((weight >= 5.421010862427522e-20) | (own < first))
+        # Too large a share (its factor is below 1.5), or so small a sum that what it is of may have
+        # been lost (a stretch of which a row sees nothing has none). NaN is in no range.
+        fits = is_known & (weight <= 16384.0)
+        sees_nothing = own < first
+        if HAS_WINDOW:
+            sees_nothing = sees_nothing | (last <= own - window + 1)
+        fits = fits & ((weight >= 5.421010862427522e-20) | sees_nothing)
         serves = tl.sum((real & (fits == 0)).to(tl.int32), 0) == 0
         real = real & serves
     seen = weight > 0.0
@@ -222,9 +225,12 @@ def _attend(
         if HAS_SINKS:
             extra = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32)
             extra = extra * 1.4426950408889634
-            base = tl.where(seen, tl.maximum(best, tl.ceil(extra)), 0.0)
+            # A sink of -inf takes nothing: -inf - -inf is NaN.
+            above = tl.where(extra > -float("inf"), tl.ceil(extra), 0.0)
+            base = tl.where(extra > -float("inf"), tl.maximum(best, above), best)
+            base = tl.where(seen, base, 0.0)
             shrink = tl.exp2(best - base)
-            sunk = tl.exp2(extra - tl.ceil(extra)) * tl.exp2(tl.ceil(extra) - base)
+            sunk = tl.exp2(extra - above) * tl.exp2(above - base)
             weight = weight * shrink + tl.where(seen, sunk, 0.0)
             acc = acc * shrink[:, None]
         acc = acc / tl.where(seen, weight, 1.0)[:, None]
@@ -323,8 +329,8 @@ def mixed_kernel(
                 # Rare: few rows at a time, for which the registers that others leave are enough.
                 for part_block in range(TAKEN_M // RARE_TAKEN):
                     few_block = block * (TAKEN_M // RARE_TAKEN) + part_block
-                    if IS_POOLED:
-                        # Each adds to what the one before has left.
+                    if IS_BASED:
+                        # Other threads have written what each part writes anew, or adds to.
                         tl.debug_barrier()
                     if few_block * RARE_TAKEN < rows * G:
                         _attend(

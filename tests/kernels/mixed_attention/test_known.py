@@ -30,6 +30,7 @@ LAYOUTS = {
     "page 1, G1": {"block": 1, "group": 1, "kv_heads": 1},
     "page 16, G3, D24": {"block": 16, "group": 3, "dim": 24, "value_dim": 40},
     "page 64, G4": {"block": 64, "group": 4},
+    "page 1, G6": {"block": 1, "group": 6},
     "page 16, G5, D64": {"block": 16, "group": 5, "dim": 64, "value_dim": 64},
 }
 OPTIONS = {
@@ -188,7 +189,15 @@ def test_without_a_first_place_scores_begin_at_the_first(triton_device) -> None:
     assert known["scores"][4:].isnan().all()
 
 
-FAR = [(-100.0, 2.0**15), (100.0, 1e-30), (NAN, 0.0), (float("inf"), 0.0), (-float("inf"), 0.0)]
+FAR = [
+    (-100.0, 2.0**15),
+    (100.0, 1e-30),
+    (200.0, 0.0),
+    (1e5, 0.0),
+    (NAN, 0.0),
+    (float("inf"), 0.0),
+    (-float("inf"), 0.0),
+]
 
 
 def check_far(attend, kept, most, device="cpu"):
@@ -197,7 +206,8 @@ def check_far(attend, kept, most, device="cpu"):
     known = given(case)
     known["kept_lse"][1, 1, 2] = kept
     near = known["kept_lse"].clone()
-    attend(**case, **known)
+    out, want = attend(**case, **known), truth(case, torch.float64)[0]
+    assert (out[: len(want)].double() - want).abs().max() < 1e-5
     found = known["scores"][FIRST + 1, :, :5, :70]
     assert found.isfinite().all()
     # Without that head, which is the first KV head's.
@@ -235,6 +245,54 @@ def test_pooled_rows_stay_finite(attend, kept, most, triton_device) -> None:
     # One of eight rows, and one of four heads.
     assert rest[0].max() <= (most / 32) * (1 + 1e-6) + 1e-6
     assert rest[1:].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("group", range(1, 33))
+@pytest.mark.parametrize("block_rows", [16, 32])
+def test_parts_of_a_block_are_whole(group, block_rows):
+    if group > block_rows:
+        return
+    tiles = MixedTiles(few_rows=16, block_rows=block_rows)
+    rows, taken = tiles.rare_rows(group)
+    assert taken % group == 0 and tiles.taken_rows(group) % taken == 0
+    assert taken <= rows <= max(16, block_rows)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "based"), [
+    (torch.float32, 8, True), (torch.float32, 20, False), (torch.float16, 8, False),
+])  # fmt: skip
+def test_small_blocks_take_weights_relative_to_normalisers(
+    triton_device, monkeypatch, dtype, rows, based
+):
+    from pillarattn.kernels.mixed_attention import launch
+
+    kernel, seen = launch.mixed_kernel, []
+
+    class Watched:
+        def __getitem__(self, grid):
+            def run(*given, **options):
+                seen.append(options["IS_BASED"])
+                return kernel[grid](*given, **options)
+
+            return run
+
+    monkeypatch.setattr(launch, "mixed_kernel", Watched())
+    case = make(POOLED_PARTS, dtype=dtype, device=triton_device)
+    by("triton")(**case, **given(case, pooled_rows=rows))
+    assert seen == [based]
+
+
+@pytest.mark.parametrize("level", [-float("inf"), -80.0, 400.0])
+def test_sinks_of_any_size(triton_device, level):
+    case = make(POOLED_PARTS, group=4, device=triton_device)
+    sinks = torch.zeros(8, device=triton_device)
+    sinks[2] = level
+    exact = truth(case, torch.float64, sinks=sinks)
+    lse = torch.full(case["query"].shape[:2], NAN, device=triton_device)
+    found = mixed_attention(**case, sinks=sinks, lse=lse, implementation="triton")
+    rows = len(exact[0])
+    assert (found[:rows].double() - exact[0]).abs().max() < 1e-5
+    torch.testing.assert_close(lse[:rows].double(), exact[1], rtol=1e-5, atol=1e-5)
 
 
 def test_scores_leave_the_output_as_it_is(triton_device, monkeypatch):
