@@ -147,19 +147,19 @@ def _table(records: list[dict[str, Any]]) -> Table:
                 f"{found['speedup']:.2f}x",
                 f"{found['all_tokens_per_second']:.1f}",
                 f"{run['mean_accepted']:.2f}",
-                _agreement(found, record["batch"]),
+                _agreement(found, record["batch"] + record["settings"].get("queued", 0)),
             )
         table.add_section()
     return table
 
 
-def _agreement(found: dict[str, Any], batch: int) -> str:
+def _agreement(found: dict[str, Any], requests: int) -> str:
     """Say whether tokens are plain decoding's, or of how many requests they are not."""
     if found["same_tokens"] is None:
         return ""
     # Records of earlier versions do not say of how many.
     count = found.get("different_requests")
-    differ = "differ" if count is None else f"differ in {count} of {batch}"
+    differ = "differ" if count is None else f"differ in {count} of {requests}"
     return "as plain" if found["same_tokens"] else differ
 
 

@@ -49,7 +49,7 @@ def test_a_queue_comes_in_as_others_end(tiny_checkpoint) -> None:
         model=str(tiny_checkpoint), auto=False, lockstep=False, delayed=False, synchronous=False,
         **{**SMALL, "queued": 4, "warm_ups": 0, "batches": (2,)},
     )  # fmt: skip
-    (record,) = run_engine_bench(bench)
+    (record,) = records = run_engine_bench(bench)
     assert list(record["variants"]) == ["plain", "k=3 s=0.05 cruise"]
     for found in record["variants"].values():
         (run,) = found["runs"]
@@ -60,6 +60,9 @@ def test_a_queue_comes_in_as_others_end(tiny_checkpoint) -> None:
         assert 4 * 10 - 2 * 2 <= run["all"]["tokens"] <= run["tokens"]
     plain = record["variants"]["plain"]["runs"][0]
     assert plain["all"]["steps"] > 2 * 9
+    record["variants"]["plain"] |= {"same_tokens": False, "different_requests": 1}
+    (column,) = (c for c in bench_engine._table(records).columns if c.header == "tokens")
+    assert list(column.cells) == ["differ in 1 of 6", "as plain"]
 
 
 def test_tokens_that_differ_are_counted() -> None:

@@ -99,8 +99,7 @@ def combine_listed_kernel(
         columns = tl.arange(0, BLOCK_DV)
         steps = tl.arange(0, BLOCK_SPLITS)
         place = row * HEADS + head
-        # A launch argument of 1 is a constant without a type: the sum has that of `row`.
-        stride = (row * 0 + all_rows) * HEADS
+        stride = all_rows.to(tl.int64) * HEADS
         best = -float("inf")
         for first in range(0, count, BLOCK_SPLITS):
             one = tl.load(

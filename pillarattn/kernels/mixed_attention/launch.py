@@ -64,15 +64,10 @@ def mixed_attention(
     if not out.numel() or not len(lengths):
         return out
     tiles = tiles if work is None else work.tiles
-    pooled_rows = None if known is None else known.pooled_rows
     tiles = tiles or default_tiles(
-        query, key_pool, value_pool, requests=len(lengths), most_rows=pooled_rows
+        query, key_pool, value_pool, requests=len(lengths),
+        most_rows=None if known is None else known.pooled_rows,
     )  # fmt: skip
-    if pooled_rows is not None and tiles.taken_rows(group) < pooled_rows * group:
-        raise ValueError(
-            f"the work list was made for blocks of {tiles.block_rows} packed rows, and pooling "
-            f"takes {pooled_rows * group}; give work_list(most_rows={pooled_rows})"
-        )
     counts, row_starts, lengths, tail_start = (
         t.contiguous() for t in (counts, row_starts, lengths, tail_start)
     )
@@ -87,11 +82,6 @@ def mixed_attention(
     part_lse = torch.empty(most, rows, heads, dtype=torch.float32, device=query.device)
     indices, slots, block_table = map(_in_lines, (indices, slots, block_table))
     tensors, sizes = _taken(known)
-    taken = tiles.taken_rows(group)
-    is_based = known is not None and query.dtype in BASED and tiles.block_rows <= MOST_BASED
-    scored = tiles.scored_keys or tiles.block_keys, tiles.scored_stages or tiles.stages
-    rare_m, rare_taken = tiles.rare_rows(group) if is_based else (tiles.block_rows, taken)
-    rare = (16, 1) if is_based else scored
     options = {
         "G": group, "HEADS": heads, "DV": value_dim, "BLOCK_DV": padded(value_dim),
         "HAS_SINKS": sinks is not None, "HAS_LSE": lse is not None, "HAS_KEPT": known is not None,
@@ -106,14 +96,10 @@ def mixed_attention(
             *sizes, len(lengths) * kv_heads, kv_heads, rows,
             scale * LOG2E, 0.0 if softcap is None else softcap,
             0 if window is None else window, tiles.split,
-            D=dim, BLOCK=block_size, FEW_M=tiles.few_rows, BLOCK_M=tiles.block_rows, TAKEN_M=taken,
-            BLOCK_N=tiles.block_keys, BLOCK_D=padded(dim), BLOCK_I=padded(-(-taken // group)),
-            STAGES=tiles.stages, SCORED_N=scored[0], SCORED_STAGES=scored[1],
-            RARE_M=rare_m, RARE_TAKEN=rare_taken, RARE_N=rare[0],
-            RARE_I=padded(-(-rare_taken // group)), RARE_STAGES=rare[1], IS_BASED=is_based,
-            HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
-            HAS_FIRST=tensors[-1] is not None, IS_POOLED=pooled_rows is not None,
+            D=dim, BLOCK=block_size, BLOCK_D=padded(dim), HAS_CAP=softcap is not None,
+            HAS_WINDOW=window is not None, HAS_FIRST=tensors[-1] is not None,
             num_warps=tiles.warps, num_stages=tiles.stages, **options,
+            **_block_sizes(tiles, group, known, query.dtype),
         )  # fmt: skip
         if most > 1:
             combine_listed_kernel[(rows, heads)](
@@ -122,6 +108,34 @@ def mixed_attention(
                 num_warps=2, **options,
             )  # fmt: skip
     return out
+
+
+def _block_sizes(
+    tiles: MixedTiles, group: int, known: KnownScores | None, dtype: torch.dtype
+) -> dict[str, int | bool]:
+    """Return what the kernel takes of the tiles: blocks of its loops, and which loops there are.
+
+    Raises:
+        ValueError: rows are to be pooled, and no block holds those of a request.
+    """
+    taken, pooled_rows = tiles.taken_rows(group), None if known is None else known.pooled_rows
+    if pooled_rows is not None and taken < pooled_rows * group:
+        raise ValueError(
+            f"the work list was made for blocks of {tiles.block_rows} packed rows, and pooling "
+            f"takes {pooled_rows * group}; give work_list(most_rows={pooled_rows})"
+        )
+    is_based = known is not None and dtype in BASED and tiles.block_rows <= MOST_BASED
+    scored = tiles.scored_keys or tiles.block_keys, tiles.scored_stages or tiles.stages
+    # What the known normalisers do not serve is rare: in small parts, where that needs registers.
+    rare = (*tiles.rare_rows(group), 16, 1) if is_based else (tiles.block_rows, taken, *scored)
+    return {
+        "FEW_M": tiles.few_rows, "BLOCK_M": tiles.block_rows, "TAKEN_M": taken,
+        "BLOCK_N": tiles.block_keys, "STAGES": tiles.stages, "BLOCK_I": padded(taken // group),
+        "SCORED_N": scored[0], "SCORED_STAGES": scored[1], "RARE_M": rare[0],
+        "RARE_TAKEN": rare[1], "RARE_N": rare[2], "RARE_STAGES": rare[3],
+        "RARE_I": padded(rare[1] // group), "IS_BASED": is_based,
+        "IS_POOLED": pooled_rows is not None,
+    }  # fmt: skip
 
 
 def _in_lines(integers: Tensor) -> Tensor:

@@ -59,31 +59,29 @@ def mixed_attention(
             logits = logits[None, None]
             mass = attention_probabilities(logits.clone(), visible=visible, **given)[0, 0]
             out[rows, heads] = (mass @ values).transpose(0, 1).to(out.dtype)
-            if lse is None and known is None:
-                continue
-            found = log_sum_exp(logits, visible=visible, **given)[0, 0].transpose(0, 1)
-            if lse is not None:
-                lse[rows, heads] = found.to(lse.dtype)
-            if known is not None:
-                _keep_or_score(known, b, heads, h, found, logits[0, 0], visible, softcap)
+            kept = 0 if known is None else int(known.kept_place[b])
+            if lse is not None or kept > 0:
+                found = log_sum_exp(logits, visible=visible, **given)[0, 0].transpose(0, 1)
+                if lse is not None:
+                    lse[rows, heads] = found.to(lse.dtype)
+                if known is not None and kept > 0:
+                    known.kept_lse[b, kept - 1, heads] = found[0].to(known.kept_lse.dtype)
+            if known is not None and int(known.score_place[b]) > 0:
+                _score(known, b, heads, h, logits[0, 0], visible, softcap)
     return out
 
 
-def _keep_or_score(
-    known: KnownScores, b: int, heads: slice, h: int, found: Tensor, logits: Tensor,
-    visible: Tensor, softcap: float | None,
+def _score(
+    known: KnownScores, b: int, heads: slice, h: int, logits: Tensor, visible: Tensor,
+    softcap: float | None,
 ) -> None:  # fmt: skip
-    """Keep a draft's log-sum-exps `[rows, G]`, or score a request's rows, where it asks for it."""
-    kept, place = int(known.kept_place[b]), int(known.score_place[b])
-    if kept > 0:
-        known.kept_lse[b, kept - 1, heads] = found[0].to(known.kept_lse.dtype)
-    if place > 0:
-        first = 0 if known.first_place is None else int(known.first_place)
-        shares = _shares(logits, visible, known.kept_lse[b, :, heads], softcap)
-        if known.pooled_rows is not None:
-            shares = shares.mean(dim=0, keepdim=True)
-        goal = known.scores[first + place - 1, h]
-        goal[: shares.shape[0], : shares.shape[1]] = shares.to(goal.dtype)
+    """Score the rows of a request by one KV head, each or their mean."""
+    first = 0 if known.first_place is None else int(known.first_place)
+    shares = _shares(logits, visible, known.kept_lse[b, :, heads], softcap)
+    if known.pooled_rows is not None:
+        shares = shares.mean(dim=0, keepdim=True)
+    goal = known.scores[first + int(known.score_place[b]) - 1, h]
+    goal[: shares.shape[0], : shares.shape[1]] = shares.to(goal.dtype)
 
 
 def _positions(chosen: Tensor, count: int, tail: int, length: int) -> Tensor:

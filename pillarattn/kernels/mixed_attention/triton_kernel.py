@@ -51,9 +51,8 @@ def _attend(
 ):  # fmt: skip
     """Attend with one block of a request's packed rows to one stretch of its reading list.
 
-    `IS_BASED` takes weights relative to the known normalisers, so that they are shares already and
-    nothing waits for the largest logit. It returns whether that served; if not, nothing of a row
-    that it did not serve is written, and undefined scores are.
+    `IS_BASED` takes weights relative to the known normalisers, and nothing waits for the largest
+    logit. It returns whether that served; if not, no output is written, and undefined scores are.
     """
     line = tl.arange(0, BLOCK_M)
     packed = block * TAKEN_M + line
@@ -105,16 +104,17 @@ def _attend(
             nearest = tl.floor(known + 0.5)
             # Of weights relative to whole numbers to shares.
             factor = tl.exp2(nearest - known)
-        pool_line = tl.arange(0, BLOCK_I)
-        pooled_row = block * (TAKEN_M // G) + pool_line
-        is_pooled = (line // G)[None, :] == pool_line[:, None]
-        if IS_BASED:
-            pool = tl.where(is_pooled, factor[None, :], 0.0).to(values.dtype.element_ty)
         if IS_POOLED:
             # Lines of nobody see nothing, so that they add nothing.
             newest = tl.where(real, newest, -1)
-        written = (pooled_row < rows) & (pooled_row < score_rows) & (pool_line < TAKEN_M // G)
-        score_line = scores + pooled_row.to(tl.int64) * stride_si
+        else:
+            pool_line = tl.arange(0, BLOCK_I)
+            pooled_row = block * (TAKEN_M // G) + pool_line
+            is_pooled = (line // G)[None, :] == pool_line[:, None]
+            if IS_BASED:
+                pool = tl.where(is_pooled, factor[None, :], 0.0).to(values.dtype.element_ty)
+            written = (pooled_row < rows) & (pooled_row < score_rows) & (pool_line < TAKEN_M // G)
+            score_line = scores + pooled_row.to(tl.int64) * stride_si
     best = tl.full([BLOCK_M], -float("inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
