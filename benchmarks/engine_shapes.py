@@ -145,7 +145,7 @@ def variant(
                 plain.free()
             middle = length
         else:
-            pillarattn.patch(model)
+            pillarattn.patch(model, join_weights=model.device.type == "cuda")
             engine = pillarattn.Engine(model, config_of(given, batch, length, name))
             if model.device.type == "cpu":
                 # As on a GPU: requests share one call a layer, over buffers.

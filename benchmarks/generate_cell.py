@@ -125,7 +125,7 @@ class GenerateCell:
         if name == STATIC:
             extra["cache_implementation"] = "static"
         if pillar is not None:
-            pillarattn.patch(self.model)
+            pillarattn.patch(self.model, join_weights=self.model.device.type == "cuda")
         runs = []
         for _ in range(RUNS.get(name, FEWEST_RUNS)):
             new, run = self._timed(extra, pillar)

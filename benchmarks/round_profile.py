@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     model = random_model(given.shape)
-    pillarattn.patch(model)
+    pillarattn.patch(model, join_weights=True)
     ids = torch.randint(1, model.config.vocab_size, (given.batch, given.length), device="cuda")
     record: dict[str, Any] = {
         "kind": "round-profile", "environment": environment(model.device),

@@ -124,7 +124,7 @@ def _load(console: Console, model: str, *, device: str, dtype: str) -> tuple[Any
     with console.status("loading"):
         _plain_line(console, "Loading the model ...")
         loaded, tokenizer = load_model(model, device=device, dtype=dtype)
-        return patch(loaded), tokenizer
+        return patch(loaded, join_weights=loaded.device.type == "cuda"), tokenizer
 
 
 def _tokenized(tokenizer: Any, text: str, device: Any) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def serve(
         )  # fmt: skip
         where, _ = resolve_device(device), resolve_dtype(dtype)
         loaded, tokenizer = load_model(model, device=str(where), dtype=dtype)
-        engine = Engine(patch(loaded), config, tokenizer=tokenizer)
+        patched = patch(loaded, join_weights=where.type == "cuda")
+        engine = Engine(patched, config, tokenizer=tokenizer)
         app = create_app(engine, model_name or model)
     console.print(f"{model} on {where}, {dtype}: http://{host}:{port}/v1")
     run(app, host=host, port=port, log_level="info")

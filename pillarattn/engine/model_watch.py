@@ -13,6 +13,8 @@ from pillarattn.patch.kept_passes import code_of
 
 # Passes from one brief look to the next: it takes the host longer than some passes should.
 EVERY = 16
+# Kinds of tensors that lie at one place.
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class Change(Enum):
@@ -30,8 +32,8 @@ class Change(Enum):
 class ModelWatch:
     """Looks at a model before its passes: closely where somebody asks, else briefly now and then.
 
-    A brief look sees hooks, forwards and parts that come and go, other weights, and writes that
-    PyTorch counts. Settings of modules, such as which adapter acts, and writes to `.data` need a
+    A brief look sees hooks, forwards and parts that come and go, other weights, weights that lie
+    elsewhere, and writes that PyTorch counts. Settings of modules, such as which adapter acts, and writes to `.data` need a
     close one: `ask` for it wherever they may have happened.
 
     Args:
@@ -96,6 +98,7 @@ class ModelWatch:
         """Return what changes with a model's parts; it keeps no tensor alive."""
         found = [sum(map(len, self._hooks))]
         found += map(id, chain.from_iterable([d.values() for d in self._held]))
+        found += [_place(t) for d in self._held for t in d.values() if type(t) in _PLAIN]
         forwards = [d.get("forward") for d in self._fields if "forward" in d]
         # Other threads put switches in, and take them out meanwhile.
         found += [id(one) for one in forwards if one is not None and not is_switch(one)]
@@ -106,10 +109,15 @@ class ModelWatch:
         return [d[name]._version for d, name in self._counted]  # type: ignore[union-attr]
 
 
+def _place(tensor: Any) -> int:
+    # Of what lies nowhere there is no place.
+    return 0 if tensor.device.type == "meta" else int(tensor.data_ptr())
+
+
 def _kind(model: nn.Module) -> Any:
     """Return what decides which kernels run over which memory; None: nothing can tell."""
     code = code_of(model)
     tensors = [*model.parameters(), *model.buffers()]
-    if code is None or any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
+    if code is None or any(type(t) not in _PLAIN for t in tensors):
         return None
     return code, tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors)

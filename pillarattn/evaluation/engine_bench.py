@@ -160,7 +160,7 @@ def run_engine_bench(
             those.
     """
     model, tokenizer = load_model(bench.model, device=bench.device, dtype=bench.dtype)
-    patch(model)
+    patch(model, join_weights=model.device.type == "cuda")
     return [_cell(bench, model, tokenizer, batch, on_run, on_done) for batch in bench.batches]
 
 

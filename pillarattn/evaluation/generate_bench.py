@@ -51,7 +51,7 @@ def run_generate_bench(
             continue
         if model is None:
             model, tokenizer = load_model(bench.model, device=bench.device, dtype=bench.dtype)
-            patch(model)
+            patch(model, join_weights=model.device.type == "cuda")
         cell = BenchCell(bench, model, tokenizer, batch=batch, length=length, on_run=on_run)
         record = {
             "kind": KIND,

@@ -93,7 +93,8 @@ class FusedLayers:
         switch: the model's.
         joined: weights side by side that an earlier run made of this model: filled anew, at the
             addresses that its recordings know. None: new ones are made where they are small.
-        joins: whether there may be any.
+        joins: whether there may be any, and whether the last product of a layer may add to the
+            residual stream. Both round otherwise than separate products do.
         kernels: of the small ops: "auto", "reference" or "triton".
 
     Attributes:
@@ -118,13 +119,13 @@ class FusedLayers:
         self.kernels = kernels
         self.ran = 0
         self._switch = switch
-        found = [module for module in modules_of(model) if _is_known(module)]
-        self.layers = found if all(map(_can_fuse, found)) else []
+        self.layers = fusible_layers(model)
         self.last_norm = _last_norm(model) if self.layers else None
         self.own = set(map(id, self.modules))
         self._inside = [part for module in self.modules for part in module.modules()]
         self.joined = joined or JoinedWeights()
-        self._groups = [group for layer in self.layers for group in _groups(layer)] if joins else []
+        self._groups = linear_groups(self.layers) if joins else []
+        self._adds = joins
         self.refill()
 
     @property
@@ -192,7 +193,7 @@ class FusedLayers:
         mlp = layer.mlp
         both = self.joined.outputs([mlp.gate_proj, mlp.up_proj], normed)
         gated = silu_mul(both, implementation=self.kernels)
-        return (total + mlp.down_proj(gated)).view(batch, width, size)
+        return self._down(mlp.down_proj, gated, total).view(batch, width, size)
 
     def _attend(
         self,
@@ -227,11 +228,28 @@ class FusedLayers:
         attended: Tensor = module.o_proj(out.transpose(1, 2).reshape(batch * width, -1))
         return attended
 
+    def _down(self, linear: nn.Linear, gated: Tensor, total: Tensor) -> Tensor:
+        """Add the outputs of the last product to the residual stream, which is written to."""
+        if not self._adds or linear.bias is not None or total.dtype != gated.dtype:
+            return total + linear(gated)
+        return total.addmm_(gated, linear.weight.T)
+
     def _norm(self, module: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         return add_rms_norm(
             hidden, residual, module.weight, eps=module.variance_epsilon,
             implementation=self.kernels,
         )  # fmt: skip
+
+
+def fusible_layers(model: nn.Module) -> list[Any]:
+    """Return a model's layers of a known shape; none if one of them cannot be fused."""
+    found = [module for module in modules_of(model) if _is_known(module)]
+    return found if all(map(_can_fuse, found)) else []
+
+
+def linear_groups(layers: list[Any]) -> list[list[nn.Linear]]:
+    """Return the linear layers that read the same rows, two groups a layer."""
+    return [group for layer in layers for group in _groups(layer)]
 
 
 def _last_norm(model: nn.Module) -> Any:
@@ -246,7 +264,6 @@ def _last_norm(model: nn.Module) -> Any:
 
 
 def _groups(layer: Any) -> list[list[nn.Linear]]:
-    """Return the linear layers that read the same rows."""
     attention, mlp = layer.self_attn, layer.mlp
     return [
         [attention.q_proj, attention.k_proj, attention.v_proj],

@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# Copies of weights may take so many bytes: a small model's products are bound by their launches, a
-# large one's by reading the weights, which copies do not make fewer.
+from pillarattn.patch.weight_memory import Pair, as_one
+
+# Copies of weights may take so many bytes. Weights that are to be joined without copies lie
+# together already: see `patch(join_weights=True)`.
 MOST_BYTES = 512 * 2**20
-# A weight and a bias, or None.
-Pair = tuple[Tensor, Tensor | None]
 
 
 class JoinedWeights:
-    """Copies of the weights of such layers, one below the other, where they are small enough.
+    """The weights of such layers, one below the other, where they lie so or are small enough.
 
-    Copies follow the model at each `fill`, which every run begins with. They are no inference
-    tensors: a later run may not be in that mode, and writes to them.
+    Those that lie elsewhere are copied: copies follow the model at each `fill`, which every run
+    begins with. They are no inference tensors: a later run may not be in that mode, and writes to
+    them.
     """
 
     def __init__(self) -> None:
@@ -26,8 +27,33 @@ class JoinedWeights:
         self._parts: list[Tensor] = []
 
     def fill(self, groups: list[list[nn.Linear]]) -> None:
-        """Copy the weights of groups of layers, to where an earlier call put them."""
+        """Join the weights of groups of layers; copies go to where an earlier call put them."""
         self._weights.clear()
+        apart = []
+        for group in groups:
+            joined = as_one(group)
+            if joined is None:
+                apart.append(group)
+            else:
+                self._weights[id(group[0])] = joined
+        self._copy(apart)
+
+    def outputs(self, linears: list[nn.Linear], rows: Tensor) -> Tensor:
+        """Return the outputs of several linear layers side by side, `[T, sum of widths]`."""
+        joined = self._weights.get(id(linears[0]))
+        if joined is not None:
+            return nn.functional.linear(rows, *joined)
+        widths = [linear.out_features for linear in linears]
+        out = rows.new_empty(rows.shape[0], sum(widths))
+        for linear, part in zip(linears, out.split(widths, dim=1), strict=True):
+            bias: Tensor | None = linear.bias
+            if bias is None:
+                torch.mm(rows, linear.weight.T, out=part)
+            else:
+                torch.addmm(bias, rows, linear.weight.T, out=part)
+        return out
+
+    def _copy(self, groups: list[list[nn.Linear]]) -> None:
         held: list[list[Pair]] = [
             [(linear.weight, linear.bias) for linear in group] for group in groups
         ]
@@ -46,21 +72,6 @@ class JoinedWeights:
             torch._foreach_copy_(self._parts, new)
         for linears, memory in zip(groups, self._memory, strict=True):
             self._weights[id(linears[0])] = memory
-
-    def outputs(self, linears: list[nn.Linear], rows: Tensor) -> Tensor:
-        """Return the outputs of several linear layers side by side, `[T, sum of widths]`."""
-        joined = self._weights.get(id(linears[0]))
-        if joined is not None:
-            return nn.functional.linear(rows, *joined)
-        widths = [linear.out_features for linear in linears]
-        out = rows.new_empty(rows.shape[0], sum(widths))
-        for linear, part in zip(linears, out.split(widths, dim=1), strict=True):
-            bias: Tensor | None = linear.bias
-            if bias is None:
-                torch.mm(rows, linear.weight.T, out=part)
-            else:
-                torch.addmm(bias, rows, linear.weight.T, out=part)
-        return out
 
 
 def _empty(group: list[Pair]) -> Pair:

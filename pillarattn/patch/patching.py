@@ -6,25 +6,31 @@ import copy
 import warnings
 from typing import Any, TypeVar
 
+import torch
 from transformers.configuration_utils import PreTrainedConfig
 
 from pillarattn.config import KERNEL_CHOICES
 from pillarattn.decoding.kept_run import free_all_of
 from pillarattn.patch.compat import PreTrainedModel, check_version
+from pillarattn.patch.fused_layers import fusible_layers, linear_groups
 from pillarattn.patch.generate import PatchedGenerate
 from pillarattn.patch.preflight import preflight as run_preflight
 from pillarattn.patch.record import RECORD, PatchRecord
 from pillarattn.patch.support import check, dense_reason, describe
+from pillarattn.patch.weight_memory import lay_apart, lay_together
 from pillarattn.patch.wrappers import inner_model
 
 M = TypeVar("M", bound=PreTrainedModel)
 
 
-def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
+def patch(
+    model: M, *, kernels: str = "auto", preflight: bool = True, join_weights: bool = False
+) -> M:
     """Prepare a causal LM for sparse self-speculation, in place; return it.
 
     The model gets a config of its own and a `generate` that takes `assistant=`; its weights, its
-    type and what it computes without an assistant stay as they are. Twice only sets `kernels`.
+    type and what it computes without an assistant stay as they are. Twice only sets `kernels`, and
+    joins weights.
 
     Args:
         model: any decoder-only `AutoModelForCausalLM`; inside a PEFT wrapper or a `torch.compile`d
@@ -33,6 +39,12 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
         preflight: run the model on a few random tokens first. Where blocks of tokens over selected
             keys do not give what single steps give, the model keeps its own attention and cache;
             where blocks do not give it either, it is refused. Turn it off only for known models.
+        join_weights: move the weights of queries, keys and values to one stretch of memory, and
+            those of gate and up, so that one product reads each. Parameters stay the objects that
+            they are and keep their values; `unpatch` gives each memory of its own again. Ask for
+            it before an engine is made of the model, and before anybody records where its weights
+            lie (CUDA graphs of your own, memory shared with another process). It takes layers of
+            the Llama or Qwen shape; other models stay as they are, with a warning.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded losslessly; says why and what to do.
@@ -46,10 +58,12 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
     inner = inner_model(model)
     if inner is not model:
         # A wrapper's `generate` calls that of the model inside.
-        patch(inner, kernels=kernels, preflight=preflight)
+        patch(inner, kernels=kernels, preflight=preflight, join_weights=join_weights)
         return model
     if is_patched(model):
         getattr(model, RECORD).kernels = kernels
+        if join_weights:
+            _join_weights(model)
         return model
     check(model)
     record = PatchRecord(
@@ -77,11 +91,13 @@ def patch(model: M, *, kernels: str = "auto", preflight: bool = True) -> M:
             stacklevel=2,
         )
     model.__dict__["generate"] = PatchedGenerate(model, record.had_generate)
+    if join_weights:
+        _join_weights(model)
     return model
 
 
 def unpatch(model: M) -> M:
-    """Undo `patch`: the model's configs, `generate` and attribute names are what they were.
+    """Undo `patch`: configs, `generate`, attribute names and where weights lie are as before.
 
     Generators free what they have kept of its generations: caches and recorded passes.
     """
@@ -90,12 +106,31 @@ def unpatch(model: M) -> M:
     if record is not None:
         _restore(inner, record)
         free_all_of(inner)
+        if record.joins_weights:
+            lay_apart(linear_groups(fusible_layers(inner)))
     return model
 
 
 def is_patched(model: Any) -> bool:
     """Whether `patch` has prepared this very object, or the model inside this wrapper."""
     return RECORD in getattr(inner_model(model), "__dict__", {})
+
+
+def _join_weights(model: PreTrainedModel) -> None:
+    """Let weights lie together where they can, and warn where none does."""
+    groups = linear_groups(fusible_layers(model))
+    # What was recorded reads the weights where they were.
+    free_all_of(model)
+    getattr(model, RECORD).joins_weights = True
+    if lay_together(groups) == 0:
+        warnings.warn(
+            f"join_weights=True joins nothing in {type(model).__name__}: it takes layers of the "
+            "Llama or Qwen shape with plain linear layers, whose weights have memory of their own",
+            stacklevel=3,
+        )
+    if any(linear.weight.is_cuda for group in groups for linear in group):
+        # What they lay in before is of use to others only so.
+        torch.cuda.empty_cache()
 
 
 def _own_configs(model: PreTrainedModel) -> list[tuple[Any, Any]]:

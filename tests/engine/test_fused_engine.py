@@ -215,6 +215,19 @@ def test_large_weights_are_not_copied(models, prompts, alone, monkeypatch, calls
     assert not run.runner.fused._joined._memory
 
 
+def test_weights_that_lie_together_are_joined_and_not_copied(
+    tiny_model, prompts, alone, calls
+):
+    model = pillarattn.patch(fresh(tiny_model), join_weights=True)
+    run = engine_of(model)
+    outputs = run.generate(prompts, SamplingParams(max_tokens=NEW))
+    assert tokens(outputs) == [alone(p, NEW) for p in prompts]
+    assert calls
+    joined = run.runner.fused._joined
+    assert not joined._memory
+    assert len(joined._weights) == 2 * len(model.model.layers)
+
+
 def test_a_generation_of_another_thread_shares_the_model(
     rehearsed, tiny_model, prompts, monkeypatch
 ):

@@ -51,7 +51,11 @@ def another_weight(model):
     model[0].weight = nn.Parameter(model[0].weight.detach().clone())
 
 
-@pytest.mark.parametrize("change", [hook, hook_before, forward, part, another_weight])
+def moved(model):
+    model[0].weight.data = model[0].weight.data.clone()
+
+
+@pytest.mark.parametrize("change", [hook, hook_before, forward, part, another_weight, moved])
 @pytest.mark.parametrize("is_close", [False, True], ids=["brief", "close"])
 def test_other_code_is_seen(model, watch, change, is_close):
     change(model)

@@ -1,0 +1,102 @@
+"""Where weights lie: those of layers that read the same rows may lie one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+# A weight and a bias, or None.
+Pair = tuple[Tensor, Tensor | None]
+
+
+def as_one(linears: Sequence[nn.Linear]) -> Pair | None:
+    """Return weights and biases that follow each other in memory as one of each, uncopied.
+
+    None where they do not.
+    """
+    weight = _view([linear.weight for linear in linears])
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    if weight is None or len(biases) not in (0, len(linears)):
+        return None
+    bias = _view(biases) if biases else None
+    return None if biases and bias is None else (weight, bias)
+
+
+def lay_together(groups: Sequence[Sequence[nn.Linear]]) -> int:
+    """Move the weights of each group of layers to memory where they follow each other.
+
+    Parameters stay the objects that they are, with the values that they have. A group is left
+    where it is if its weights differ in dtype, device or width, if they are part of a larger
+    memory, or if another group has one of them. Needs room for one group more.
+
+    Returns:
+        Groups that lie together now.
+    """
+    count, seen = 0, set[int]()
+    for group in groups:
+        if as_one(group) is not None:
+            count += 1
+            continue
+        parts = [[linear.weight for linear in group]]
+        if any(linear.bias is not None for linear in group):
+            parts.append([linear.bias for linear in group])
+        everything = [parameter for part in parts for parameter in part]
+        if all(map(_can_move, parts)) and not seen & set(map(id, everything)):
+            for part in parts:
+                _move(part)
+            count += 1
+        seen |= set(map(id, everything))
+    return count
+
+
+def lay_apart(groups: Sequence[Sequence[nn.Linear]]) -> None:
+    """Give the weights that lie together memory of their own again."""
+    for group in groups:
+        if as_one(group) is None:
+            continue
+        for linear in group:
+            for parameter in (linear.weight, linear.bias):
+                if parameter is not None:
+                    with torch.inference_mode(False), torch.no_grad():
+                        parameter.data = parameter.data.clone()
+
+
+def _view(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return tensors `[N_i, ...]` that follow each other as one `[sum N_i, ...]`, or None."""
+    first = parts[0]
+    memory, place = first.untyped_storage().data_ptr(), first.data_ptr()
+    if not memory:
+        return None
+    for part in parts:
+        is_next = part.untyped_storage().data_ptr() == memory and part.data_ptr() == place
+        if not is_next or not part.is_contiguous() or not _are_alike(first, part):
+            return None
+        place += part.nbytes
+    height = sum(part.shape[0] for part in parts)
+    return first.detach().as_strided((height, *first.shape[1:]), first.stride())
+
+
+def _can_move(parts: Sequence[Tensor | None]) -> bool:
+    first = parts[0]
+    return first is not None and all(
+        type(part) is nn.Parameter
+        and _are_alike(first, part)
+        and part.device.type != "meta"
+        and not part.is_inference()
+        # Memory that somebody else has laid out stays as it is.
+        and part.untyped_storage().nbytes() == part.nbytes
+        for part in parts
+    )
+
+
+def _are_alike(first: Tensor, part: Tensor) -> bool:
+    return (part.dtype, part.device, part.shape[1:]) == (first.dtype, first.device, first.shape[1:])
+
+
+def _move(parts: Sequence[nn.Parameter]) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        memory = torch.cat([part.data for part in parts])
+        for part, place in zip(parts, memory.split([p.shape[0] for p in parts]), strict=True):
+            part.data = place

@@ -1,0 +1,208 @@
+"""Weights that lie together: one view, the same values, and each by itself again after `unpatch`."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import pillarattn
+from pillarattn.patch.fused_layers import fusible_layers, linear_groups
+from pillarattn.patch.joined_weights import JoinedWeights
+from pillarattn.patch.weight_memory import as_one, lay_apart, lay_together
+
+NEW = {"max_new_tokens": 12, "do_sample": False}
+SHAPES = ["llama", "qwen2", "qwen3"]
+
+
+def linears(*widths, bias=True):
+    return [nn.Linear(6, width, bias=bias) for width in widths]
+
+
+def stacked(group):
+    weight = torch.cat([linear.weight.detach() for linear in group])
+    biases = [linear.bias.detach() for linear in group if linear.bias is not None]
+    return weight, torch.cat(biases) if biases else None
+
+
+def groups_of(model):
+    return linear_groups(fusible_layers(model))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_laid_together_are_one_view_of_the_same_values(bias):
+    group = linears(4, 2, 2, bias=bias)
+    before, weights = stacked(group), [linear.weight for linear in group]
+    assert as_one(group) is None
+    assert lay_together([group]) == 1
+    weight, taken = as_one(group)
+    assert weight.equal(before[0])
+    assert (taken is None) == (not bias)
+    assert taken is None or taken.equal(before[1])
+    assert all(linear.weight is one for linear, one in zip(group, weights, strict=True))
+    with torch.no_grad():
+        group[1].weight.fill_(7.0)
+    assert weight[4:6].eq(7.0).all()
+    place = group[0].weight.data_ptr()
+    assert lay_together([group]) == 1
+    assert group[0].weight.data_ptr() == place
+
+
+def test_weights_laid_apart_have_memory_of_their_own():
+    group = linears(4, 2)
+    lay_together([group])
+    held = stacked(group)
+    lay_apart([group])
+    assert as_one(group) is None
+    assert stacked(group)[0].equal(held[0])
+    for linear in group:
+        for one in (linear.weight, linear.bias):
+            assert one.untyped_storage().nbytes() == one.nbytes
+
+
+def part_of_more(group):
+    group[1].weight.data = torch.zeros(5, 6)[1:3]
+
+
+def another_dtype(group):
+    group[1].weight.data = group[1].weight.data.double()
+
+
+def another_width(group):
+    group[1] = nn.Linear(5, 2)
+
+
+def one_bias(group):
+    group[1].bias = None
+
+
+def first_without_bias(group):
+    group[0].bias = None
+
+
+def on_meta(group):
+    group[1] = nn.Linear(6, 2, device="meta")
+
+
+def of_another_kind(group):
+    class Marked(nn.Parameter):
+        pass
+
+    group[1].weight = Marked(torch.zeros(2, 6))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [part_of_more, another_dtype, another_width, one_bias, first_without_bias, on_meta,
+     of_another_kind],
+)  # fmt: skip
+def test_what_cannot_move_stays_where_it_is(change):
+    group, other = linears(4, 2), linears(3, 3)
+    change(group)
+    places = [linear.weight.data_ptr() for linear in group]
+    assert lay_together([group, other]) == 1
+    assert [linear.weight.data_ptr() for linear in group] == places
+    assert as_one(group) is None
+    assert as_one(other) is not None
+
+
+def test_a_weight_of_two_groups_stays_with_the_first():
+    first, second = linears(4, 2, bias=False), linears(4, 2, bias=False)
+    second[0].weight = first[0].weight
+    assert lay_together([first, second]) == 1
+    assert as_one(first) is not None
+    assert as_one(second) is None
+
+
+def test_neighbours_of_another_memory_are_not_one():
+    """Two allocations may follow each other by chance, and one of them may end."""
+    memory = torch.randn(6, 6)
+    group = linears(4, 2, bias=False)
+    group[0].weight.data, group[1].weight.data = memory[:4], memory[4:]
+    assert as_one(group)[0].equal(memory)
+    group[1].weight.data = memory[3:5]
+    assert as_one(group) is None
+
+
+def test_inference_tensors_stay():
+    with torch.inference_mode():
+        group = linears(4, 2)
+    assert lay_together([group]) == 0
+
+
+def test_joined_weights_that_lie_together_are_not_copied():
+    near, far = linears(4, 2), linears(3, 3)
+    lay_together([near])
+    joined, rows = JoinedWeights(), torch.randn(3, 6)
+    joined.fill([near, far])
+    assert len(joined._memory) == 1
+    with torch.no_grad():
+        near[0].weight.mul_(2.0)
+        for group in (near, far):
+            apart = torch.cat([linear(rows) for linear in group], dim=1)
+            torch.testing.assert_close(joined.outputs(group, rows), apart)
+    lay_apart([near])
+    joined.fill([near, far])
+    with torch.no_grad():
+        apart = torch.cat([linear(rows) for linear in near], dim=1)
+        torch.testing.assert_close(joined.outputs(near, rows), apart)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_patched_model_keeps_values_and_objects(tiny_model, shape, prompt, drafting, tmp_path):
+    model = copy.deepcopy(tiny_model(shape))
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    objects = dict(model.named_parameters())
+    plain = model.generate(prompt(2, 8), **NEW)
+    assert pillarattn.patch(model, join_weights=True) is model
+    groups = groups_of(model)
+    assert len(groups) == 2 * len(model.model.layers)
+    assert all(as_one(group) is not None for group in groups)
+    assert all(value.equal(values[name]) for name, value in model.state_dict().items())
+    assert all(one is objects[name] for name, one in model.named_parameters())
+    assert model.generate(prompt(2, 8), **NEW).equal(plain)
+    assert model.generate(prompt(2, 8), **NEW, assistant=drafting()).equal(plain)
+    # What else people do with a model.
+    model.save_pretrained(tmp_path / "saved")
+    saved = type(model).from_pretrained(tmp_path / "saved")
+    assert all(value.equal(values[name]) for name, value in saved.state_dict().items())
+    assert copy.deepcopy(model).generate(prompt(2, 8), **NEW).equal(plain)
+    tensors = {f"{i}": one.weight.detach() for i, one in enumerate(groups[0])}
+    save_file(tensors, tmp_path / "some.safetensors")
+    pillarattn.unpatch(model)
+    assert all(as_one(group) is None for group in groups)
+    assert all(value.equal(values[name]) for name, value in model.state_dict().items())
+    assert all(one is objects[name] for name, one in model.named_parameters())
+    for one in model.parameters():
+        assert one.untyped_storage().nbytes() == one.nbytes
+
+
+def test_a_second_patch_may_join(tiny_model, prompt, drafting):
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")))
+    assert all(as_one(group) is None for group in groups_of(model))
+    assistant = drafting()
+    first = model.generate(prompt(1, 8), **NEW, assistant=assistant)
+    pillarattn.patch(model, join_weights=True)
+    assert all(as_one(group) is not None for group in groups_of(model))
+    assert model.generate(prompt(1, 8), **NEW, assistant=assistant).equal(first)
+    pillarattn.patch(model)
+    assert all(as_one(group) is not None for group in groups_of(model))
+
+
+def test_weights_that_others_laid_together_stay_so(tiny_model):
+    model = copy.deepcopy(tiny_model("llama"))
+    lay_together(groups_of(model))
+    pillarattn.unpatch(pillarattn.patch(model))
+    assert all(as_one(group) is not None for group in groups_of(model))
+
+
+def test_models_of_other_shapes_stay_with_a_warning(tiny_model):
+    model = copy.deepcopy(tiny_model("gpt2"))
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    with pytest.warns(UserWarning, match="joins nothing in GPT2LMHeadModel"):
+        pillarattn.patch(model, join_weights=True)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == places
+    pillarattn.unpatch(model)
