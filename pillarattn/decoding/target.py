@@ -26,6 +26,11 @@ class Target(Protocol):
     whether all passes since its last call ran as they will from now on: a gate learns from these.
     One whose passes may have more tokens a row than they are given has an attribute `block_width`:
     how many its last `forward` had.
+    One whose passes can be begun before the host knows their tokens has a method
+    `forward_ahead(tokens, step)`: it may run the pass of the round after a plain one, `tokens`
+    `[B]`, over the cache as the last `forward` has left it. The next `forward` takes what it left
+    if it is such a pass, with these tokens in all rows that are of use to anyone, and else forgets
+    it.
     """
 
     lockstep: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,28 @@ from pillarattn.patch.snapshot import STATES, Snapshot
 # then) and positions of their own.
 _PROMPT_ONLY = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
 _PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
+
+
+@dataclass
+class Ahead:
+    """A pass of one token a row that was begun before the host knew the tokens.
+
+    Attributes:
+        logits: `[B, 1, V]` fp32.
+        step: what attention was told.
+    """
+
+    logits: Tensor
+    step: StepState
+
+    def serves(self, tokens: Tensor, step: StepState) -> bool:
+        """Whether it is the pass over `tokens` `[B, Q]` that `step` asks for."""
+        return (
+            tokens.shape[1] == 1
+            and step.phase is Phase.VERIFY
+            and step.scores is None
+            and step.row_limit == self.step.row_limit
+        )
 
 
 class HFTarget:
@@ -71,6 +94,7 @@ class HFTarget:
         self._hidden: HiddenStates | None = None
         self._draft_weights: DraftWeights | None = None
         self._captured: CapturedPasses | None = None
+        self._ahead: Ahead | None = None
         # What an earlier turn left, so that a failed run can leave it too.
         self._earlier = cache.lengths if cache.used_layers else None
         self._earlier_states = Snapshot(cache.state_layers, STATES) if self._earlier else None
@@ -200,10 +224,35 @@ class HFTarget:
         if self._states is None and self.cache.state_layers:
             self._states = Snapshot(self.cache.state_layers, STATES)
         self._block = tokens
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.serves(tokens, step):
+            grown = self.cache.lengths.plus(1)
+            for layer in self.cache.used_layers:
+                layer.lengths = grown
+            step.visited[:], self.block_width = ahead.step.visited, 1
+            self._check_layers(step)
+            return ahead.logits
         with self._catching():
             logits = self._run(tokens, step)
         self._keep_hidden(self.cache.lengths, None)
         return logits
+
+    def forward_ahead(self, tokens: Tensor, step: StepState) -> None:
+        """Begin the plain pass that follows, over `tokens` `[B]`, if it is one that is replayed.
+
+        The cache's lengths stay what they are until `forward` takes what it left.
+        """
+        captured = self._captured
+        if captured is None or self._tap is not None or not self.cuts:
+            return
+        inputs = self._inputs(tokens.unsqueeze(1), 1)
+        if "position_ids" not in inputs or not captured.will_replay(inputs, step, 1):
+            return
+        base = self.cache.lengths
+        logits = captured.run(inputs, step, width=1)
+        if logits is not None:
+            self.cache.roll_back(base)
+            self._ahead = Ahead(logits, step)
 
     def roll_back(self, lengths: RowLengths) -> None:
         """Forget what drafts appended, states included."""

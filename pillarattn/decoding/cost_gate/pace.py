@@ -54,6 +54,12 @@ class Pace:
         # Rounds in a row that were not settled: plain ones, and those that were to draft.
         self._unsettled = [0, 0]
 
+    @property
+    def stays_plain(self) -> bool:
+        """Whether the round after this plain one is plain too, whatever becomes of this one."""
+        choice = self._choice
+        return choice is not None and choice.k == 0 and self._left > 0
+
     def begin(self, place: Callable[[], tuple[int, int]], *, seeded: bool) -> bool:
         """Choose the first round, after the prompt; return whether keys must be selected for it.
 
