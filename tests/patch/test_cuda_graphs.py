@@ -109,6 +109,47 @@ def test_a_draft_does_not_wait_for_the_device(on_gpu, prompt, monkeypatch):
         assert len(rounds) > 9
 
 
+@pytest.mark.parametrize("options", [{}, {"seed": 3}], ids=["no seed", "seed"])
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.9, "top_k": 20}],
+                         ids=["greedy", "sampled"])  # fmt: skip
+def test_a_plain_pass_begins_before_its_tokens_are_known(
+    on_gpu, prompt, monkeypatch, options, sampling
+):
+    """It is queued behind the one before: nothing until then waits for the device."""
+    from pillarattn.decoding.loop import DecodingRun
+    from pillarattn.patch.target import HFTarget
+
+    own, patched = on_gpu("llama")
+    verify, rounds, ahead = DecodingRun.verify, [], []
+
+    def watched(self, draft):
+        rounds.append(1)
+        if len(rounds) < 8:
+            return verify(self, draft)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = verify(self, draft)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        ahead.append(self.target._ahead is not None)
+        return found
+
+    monkeypatch.setattr(DecodingRun, "verify", watched)
+    call = {**NEW, **sampling, "assistant": pillarattn.SelfSpeculativeGenerator(k=0, **options)}
+    ids = prompt(2, 40).cuda()
+    torch.manual_seed(4)
+    found = patched.generate(ids, **call)
+    assert len(ahead) > 3
+    assert ahead == [True] * (len(ahead) - 1) + [False]
+    monkeypatch.setattr(HFTarget, "forward_ahead", lambda *_: None)
+    monkeypatch.setattr(DecodingRun, "verify", verify)
+    call["assistant"] = pillarattn.SelfSpeculativeGenerator(k=0, **options)
+    torch.manual_seed(4)
+    assert patched.generate(ids, **call).equal(found)
+    if not sampling:
+        assert own.generate(ids, **NEW).equal(found)
+
+
 @pytest.mark.skipif(
     os.environ.get("CUBLASLT_WORKSPACE_SIZE") != "1", reason="needs CUBLASLT_WORKSPACE_SIZE=1"
 )

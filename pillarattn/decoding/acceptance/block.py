@@ -32,7 +32,8 @@ class BlockRule(RejectionRule):
         accepted, next_tokens = block_verify(
             draft, logits.softmax(dim=-1), uniforms=uniforms, noise=noise
         )
-        return Verdict(accepted.tolist(), next_tokens)
+        # Of a plain step there is nothing to count, and nothing to wait for.
+        return Verdict(accepted.tolist() if k else [0] * batch, next_tokens)
 
 
 def block_verify(

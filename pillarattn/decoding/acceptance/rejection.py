@@ -37,4 +37,5 @@ class RejectionRule(AcceptanceRule):
             draft_probs=draft.probs,
             draft_lengths=draft.lengths,
         )
-        return Verdict(accepted.tolist(), next_tokens)
+        # Of a plain step there is nothing to count, and nothing to wait for.
+        return Verdict(accepted.tolist() if draft.k else [0] * len(logits), next_tokens)
