@@ -189,16 +189,17 @@ class DecodingRun:
             logits = self.process(history, history.lengths, raw)
             steps = [n - history.prompt_length for n in history.lengths]
             verdict = self.rule.judge(draft, logits, steps)
-            if self._plain_follows(draft):
+            begin = getattr(self.target, "forward_ahead", None)
+            if begin is not None and self._plain_follows(draft):
                 # The device goes on while the host looks at the verdict.
                 step = StepState(Phase.VERIFY, row_limit=self.row_limit)
-                self.target.forward_ahead(verdict.next_tokens.clamp_min(0), step)
+                begin(verdict.next_tokens.clamp_min(0), step)
         return verdict, logits, raw, buffer
 
     def _plain_follows(self, draft: Draft) -> bool:
         """Whether one more plain round is to come, of which all but the tokens is known by now."""
         outcome, lengths = self.outcome, self.history.lengths
-        if draft.k or self.synchronise or not hasattr(self.target, "forward_ahead"):
+        if draft.k or self.synchronise:
             return False
         is_plain = self.k == 0 if self.pace is None else self.pace.stays_plain
         # A row that has ended and is padded would have another token.

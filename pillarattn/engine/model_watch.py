@@ -33,8 +33,8 @@ class ModelWatch:
     """Looks at a model before its passes: closely where somebody asks, else briefly now and then.
 
     A brief look sees hooks, forwards and parts that come and go, other weights, weights that lie
-    elsewhere, and writes that PyTorch counts. Settings of modules, such as which adapter acts, and writes to `.data` need a
-    close one: `ask` for it wherever they may have happened.
+    elsewhere, and writes that PyTorch counts. Settings of modules, such as which adapter acts, and
+    writes to `.data` need a close one: `ask` for it wherever they may have happened.
 
     Args:
         model: a module. What other threads switch on and off must stand the same way at each look.

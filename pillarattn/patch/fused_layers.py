@@ -230,9 +230,10 @@ class FusedLayers:
 
     def _down(self, linear: nn.Linear, gated: Tensor, total: Tensor) -> Tensor:
         """Add the outputs of the last product to the residual stream, which is written to."""
-        if not self._adds or linear.bias is not None or total.dtype != gated.dtype:
-            return total + linear(gated)
-        return total.addmm_(gated, linear.weight.T)
+        bias: Tensor | None = linear.bias
+        if self._adds and bias is None and total.dtype == gated.dtype:
+            return total.addmm_(gated, linear.weight.T)
+        return total + linear(gated)
 
     def _norm(self, module: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         return add_rms_norm(

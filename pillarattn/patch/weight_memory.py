@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ def lay_together(groups: Sequence[Sequence[nn.Linear]]) -> int:
         if as_one(group) is not None:
             count += 1
             continue
-        parts = [[linear.weight for linear in group]]
+        parts: list[list[Any]] = [[linear.weight for linear in group]]
         if any(linear.bias is not None for linear in group):
             parts.append([linear.bias for linear in group])
         everything = [parameter for part in parts for parameter in part]

@@ -215,9 +215,7 @@ def test_large_weights_are_not_copied(models, prompts, alone, monkeypatch, calls
     assert not run.runner.fused._joined._memory
 
 
-def test_weights_that_lie_together_are_joined_and_not_copied(
-    tiny_model, prompts, alone, calls
-):
+def test_weights_that_lie_together_are_joined_and_not_copied(tiny_model, prompts, alone, calls):
     model = pillarattn.patch(fresh(tiny_model), join_weights=True)
     run = engine_of(model)
     outputs = run.generate(prompts, SamplingParams(max_tokens=NEW))

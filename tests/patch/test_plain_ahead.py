@@ -155,6 +155,7 @@ def test_a_text_that_ends_leaves_the_cache_as_it_was(counts, patched, prompt):
 
 def test_an_impossible_token_is_reported_as_before(counts, patched, prompt):
     """It is no index of an embedding: a pass over it would end the process on a GPU."""
+
     class Forbid(LogitsProcessor):
         def __call__(self, input_ids, scores):
             return scores if input_ids.shape[1] < 50 else torch.full_like(scores, -torch.inf)

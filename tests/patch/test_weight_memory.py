@@ -1,4 +1,4 @@
-"""Weights that lie together: one view, the same values, and each by itself again after `unpatch`."""
+"""Weights that lie together: one view, the same values, and apart again after `unpatch`."""
 
 from __future__ import annotations
 
