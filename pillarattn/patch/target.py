@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,34 +21,13 @@ from pillarattn.patch.compat import PreTrainedModel, cache_keyword
 from pillarattn.patch.current_pass import current_cache
 from pillarattn.patch.draft_weights import DraftWeights
 from pillarattn.patch.hidden_states import HiddenTap
+from pillarattn.patch.pass_ahead import PassAhead
 from pillarattn.patch.snapshot import STATES, Snapshot
 
 # Prepared for the prompt alone: later passes take no padding mask (padding has left the cache by
 # then) and positions of their own.
 _PROMPT_ONLY = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
 _PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
-
-
-@dataclass
-class Ahead:
-    """A pass of one token a row that was begun before the host knew the tokens.
-
-    Attributes:
-        logits: `[B, 1, V]` fp32.
-        step: what attention was told.
-    """
-
-    logits: Tensor
-    step: StepState
-
-    def serves(self, tokens: Tensor, step: StepState) -> bool:
-        """Whether it is the pass over `tokens` `[B, Q]` that `step` asks for."""
-        return (
-            tokens.shape[1] == 1
-            and step.phase is Phase.VERIFY
-            and step.scores is None
-            and step.row_limit == self.step.row_limit
-        )
 
 
 class HFTarget:
@@ -94,7 +72,7 @@ class HFTarget:
         self._hidden: HiddenStates | None = None
         self._draft_weights: DraftWeights | None = None
         self._captured: CapturedPasses | None = None
-        self._ahead: Ahead | None = None
+        self._ahead: PassAhead | None = None
         # What an earlier turn left, so that a failed run can leave it too.
         self._earlier = cache.lengths if cache.used_layers else None
         self._earlier_states = Snapshot(cache.state_layers, STATES) if self._earlier else None
@@ -252,7 +230,7 @@ class HFTarget:
         logits = captured.run(inputs, step, width=1)
         if logits is not None:
             self.cache.roll_back(base)
-            self._ahead = Ahead(logits, step)
+            self._ahead = PassAhead(logits, step)
 
     def roll_back(self, lengths: RowLengths) -> None:
         """Forget what drafts appended, states included."""
