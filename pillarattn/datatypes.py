@@ -29,6 +29,34 @@ def on_device(values: Any, device: torch.device | str) -> Tensor:
     return on_host.to(device, non_blocking=True)
 
 
+class HostCopy:
+    """A tensor on its way to the host: nobody waits for what is queued after the copy.
+
+    Args:
+        tensor: on any device; it may be written to once this is made.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: Any = None
+        if tensor.is_cuda:
+            self._held = torch.empty(
+                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True
+            )
+            self._held.copy_(tensor, non_blocking=True)
+            event: Any = torch.cuda.Event
+            self._event = event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+        else:
+            self._held = tensor.to("cpu", copy=True)
+
+    def tolist(self) -> list[Any]:
+        """Wait for the copy and return its values."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[Any] = self._held.tolist()
+        return values
+
+
 @dataclass(frozen=True)
 class Selection:
     """The keys that draft attention reads in one layer, besides the tail written since.

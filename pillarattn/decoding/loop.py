@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Draft, Generation, Phase, RowLengths, Selection, Verdict
+from pillarattn.datatypes import (
+    Draft,
+    Generation,
+    HostCopy,
+    Phase,
+    RowLengths,
+    Selection,
+    Verdict,
+)
 from pillarattn.decoding.acceptance import AcceptanceRule
 from pillarattn.decoding.cost_gate import Gate, Pace, RoundClock
 from pillarattn.decoding.draft_length import ConstantLength, DraftLength
@@ -189,6 +197,7 @@ class DecodingRun:
             logits = self.process(history, history.lengths, raw)
             steps = [n - history.prompt_length for n in history.lengths]
             verdict = self.rule.judge(draft, logits, steps)
+            self._following = HostCopy(verdict.next_tokens)
             begin = getattr(self.target, "forward_ahead", None)
             if begin is not None and self._plain_follows(draft):
                 # The device goes on while the host looks at the verdict.
@@ -212,8 +221,8 @@ class DecodingRun:
         """Commit what was accepted, stop rows that end, and roll the cache back to what is left."""
         history, outcome = self.history, self.outcome
         before = list(history.lengths)
-        proposed = draft.tokens.tolist()
-        following = verdict.next_tokens.tolist()
+        proposed = draft.tokens.tolist() if draft.k else [[]] * history.batch
+        following = self._following.tolist()
         width = self._round_width(draft, verdict)
         stuck: list[int] = []
         chosen: dict[int, list[int]] = {}
