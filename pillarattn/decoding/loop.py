@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -166,7 +166,8 @@ class DecodingRun:
             step.refresh = lambda layer, *query: self.selector.refresh(
                 base, emitted, cache.layers[layer], *query
             )
-        with self._timed("draft_seconds"), self._drafting():
+        clock = nullcontext() if self.pace is None else self.pace.clock.drafting()
+        with self._timed("draft_seconds"), clock:
             draft = self.drafter.draft(
                 DraftRequest(
                     self.target, self.history, self.rule, self.process, step, k,
@@ -206,7 +207,7 @@ class DecodingRun:
         return verdict, logits, raw, buffer
 
     def _plain_follows(self, draft: Draft) -> bool:
-        """Whether one more plain round is to come, of which all but the tokens is known by now."""
+        """Whether one more plain round is to come, for the rows that this one leaves."""
         outcome, lengths = self.outcome, self.history.lengths
         if draft.k or self.synchronise:
             return False
@@ -239,6 +240,9 @@ class DecodingRun:
                 stuck.append(row)
                 tokens.pop()
             chosen[row] = tokens
+        if stuck:
+            # A row that waits runs the same pass again, and not the one after it.
+            getattr(self.target, "forget_ahead", lambda: None)()
         counted = [outcome.stopped_at[row] is None for row in range(history.batch)]
         self._commit(chosen, scores, raw)
         base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
@@ -302,9 +306,6 @@ class DecodingRun:
         lengths = [n for row, n in enumerate(self.history.lengths) if not outcome.is_idle(row)]
         room = outcome.max_length - min(lengths, default=outcome.max_length)
         return self.target.cache.lengths.max, max(room, 1)
-
-    def _drafting(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.pace is None else self.pace.clock.drafting()
 
     def _tokens(self) -> Tensor | None:
         """Return the tokens by position of the cache, for a strategy that looks at them."""

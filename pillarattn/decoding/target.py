@@ -29,8 +29,8 @@ class Target(Protocol):
     One whose passes can be begun before the host knows their tokens has a method
     `forward_ahead(tokens, step)`: it may run the pass of the round after a plain one, `tokens`
     `[B]`, over the cache as the last `forward` has left it. The next `forward` takes what it left
-    if it is such a pass, with these tokens in all rows that are of use to anyone, and else forgets
-    it.
+    if it is a pass of that kind. That its tokens are these in all rows of use to anyone, which
+    must all have kept the token before, is the caller's word; else it calls `forget_ahead()`.
     """
 
     lockstep: bool

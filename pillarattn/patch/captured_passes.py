@@ -215,12 +215,10 @@ class CapturedPasses:
     def will_replay(self, inputs: dict[str, Any], step: StepState, width: int) -> bool:
         """Whether `run` would replay such a pass, and neither record nor compare it."""
         held = self._kept.get(self._key(inputs, step, width))
-        return (
-            held is not None
-            and held.replay is not None
-            and ((step.phase, width, "strict") if self.strict else (step.phase, width))
-            in self.proven
-        )
+        kind = (step.phase, width, "strict") if self.strict else (step.phase, width)
+        if held is None or held.replay is None or kind not in self.proven:
+            return False
+        return held.first != self.cache.lengths.host
 
     def rebound(self, forward: Forward | None, fused: FusedLayers | None) -> CapturedPasses:
         """Return the same recordings for another run over the cache; None: they hold no model."""

@@ -23,7 +23,7 @@ class PassAhead:
     step: StepState
 
     def serves(self, tokens: Tensor, step: StepState) -> bool:
-        """Whether it is the pass over `tokens` `[B, Q]` that `step` asks for."""
+        """Whether it is of the kind that `tokens` `[B, Q]` and `step` ask for."""
         return (
             tokens.shape[1] == 1
             and step.phase is Phase.VERIFY

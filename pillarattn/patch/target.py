@@ -203,7 +203,7 @@ class HFTarget:
             self._states = Snapshot(self.cache.state_layers, STATES)
         self._block = tokens
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.serves(tokens, step):
+        if ahead is not None and self._tap is None and ahead.serves(tokens, step):
             grown = self.cache.lengths.plus(1)
             for layer in self.cache.used_layers:
                 layer.lengths = grown
@@ -231,6 +231,10 @@ class HFTarget:
         if logits is not None:
             self.cache.roll_back(base)
             self._ahead = PassAhead(logits, step)
+
+    def forget_ahead(self) -> None:
+        """Let the next `forward` run its own pass."""
+        self._ahead = None
 
     def roll_back(self, lengths: RowLengths) -> None:
         """Forget what drafts appended, states included."""

@@ -79,7 +79,8 @@ def test_the_8b_shape():
         assert table[name][0] == f"{speeds[0] / speeds[1]:.2f}"
     # The three lines of one run come from it.
     assert (
-        len({found[n]["commit"] for n in found if n.endswith((" cruising", "static decoding"))}) == 1
+        len({found[n]["commit"] for n in found if n.endswith((" cruising", "static decoding"))})
+        == 1
     )
     between = [r for r in every if r["variant"] == "cruise" and r["commit"].startswith("aff401b")]
     seven, eight = sorted(between, key=lambda r: r["settings"]["k"])

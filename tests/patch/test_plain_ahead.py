@@ -70,8 +70,9 @@ def test_all_passes_but_the_first_are_begun_ahead(counts, patched, prompt):
         expected
     )
     new = {name: value - before[name] for name, value in counts.items()}
-    # The prompt gives the first token, and the last one needs no pass.
-    assert new == {"passes": NEW - 1, "begun": NEW - 2, "taken": NEW - 2}
+    # The prompt gives the first token, the last one needs no pass, and at the lengths where a pass
+    # was recorded its replay is not compared.
+    assert new == {"passes": NEW - 1, "begun": NEW - 3, "taken": NEW - 3}
 
 
 @pytest.mark.parametrize(
