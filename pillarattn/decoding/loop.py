@@ -155,8 +155,7 @@ class DecodingRun:
         active = [row for row in range(self.history.batch) if not self.outcome.is_idle(row)]
         room = max(self.outcome.max_length - self.history.lengths[row] for row in active)
         k = max(0, min(self.k if self.pace is None else self.pace.k, room - 1))
-        self.asked = k
-        self._read: dict[int, Selection] = {}
+        self.asked, self._read = k, dict[int, Selection]()
         k = min(k, self.draft_length.choose(k)) if k else 0
         if k == 0:
             return Draft(self.history.ids.new_empty(self.history.batch, 0))

@@ -150,7 +150,16 @@ class ModelRunner:
                 self.fused.give_up(gap, check.allowed)
 
     def _look(self) -> None:
-        """Follow what has changed in the model since the last pass."""
+        """Follow what has changed in the model since the last pass.
+
+        Raises:
+            NotPatchedError: the model has been unpatched: its own attention knows no pool.
+        """
+        if vars(self.model).get(RECORD) is not self.record:
+            raise NotPatchedError(
+                f"{self.name} has been unpatched since this engine was made; patch it and make "
+                "another engine"
+            )
         if not self._watch.is_due():
             return
         try:

@@ -23,6 +23,8 @@ class JoinedWeights:
     def __init__(self) -> None:
         self._weights: dict[int, Pair] = {}
         self._memory: list[Pair] = []
+        # Whose they are: by the first layers of the groups.
+        self._copied: list[int] = []
         # Where each layer's weight and bias lie in it.
         self._parts: list[Tensor] = []
 
@@ -58,13 +60,14 @@ class JoinedWeights:
             [(linear.weight, linear.bias) for linear in group] for group in groups
         ]
         size = sum(weight.nbytes for group in held for weight, _ in group)
-        if not 0 < size <= MOST_BYTES or (self._memory and len(self._memory) != len(groups)):
+        names = [id(linears[0]) for linears in groups]
+        if not 0 < size <= MOST_BYTES or (self._memory and self._copied != names):
             return
         if not all(map(_are_alike, held)):
             return
         with torch.inference_mode(False), torch.no_grad():
             if not self._memory:
-                self._memory = list(map(_empty, held))
+                self._memory, self._copied = list(map(_empty, held)), names
                 for group, memory in zip(held, self._memory, strict=True):
                     self._parts += _parts(group, memory)
             new = [t for group in held for pair in group for t in pair if t is not None]

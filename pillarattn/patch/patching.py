@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from pillarattn.patch.generate import PatchedGenerate
 from pillarattn.patch.preflight import preflight as run_preflight
 from pillarattn.patch.record import RECORD, PatchRecord
 from pillarattn.patch.support import check, dense_reason, describe
-from pillarattn.patch.weight_memory import lay_apart, lay_together
+from pillarattn.patch.weight_memory import as_one, lay_apart, lay_together
 from pillarattn.patch.wrappers import inner_model
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -30,7 +31,7 @@ def patch(
 
     The model gets a config of its own and a `generate` that takes `assistant=`; its weights, its
     type and what it computes without an assistant stay as they are. Twice only sets `kernels`, and
-    joins weights.
+    joins weights if asked to.
 
     Args:
         model: any decoder-only `AutoModelForCausalLM`; inside a PEFT wrapper or a `torch.compile`d
@@ -41,10 +42,13 @@ def patch(
             where blocks do not give it either, it is refused. Turn it off only for known models.
         join_weights: move the weights of queries, keys and values to one stretch of memory, and
             those of gate and up, so that one product reads each. Parameters stay the objects that
-            they are and keep their values; `unpatch` gives each memory of its own again. Ask for
-            it before an engine is made of the model, and before anybody records where its weights
-            lie (CUDA graphs of your own, memory shared with another process). It takes layers of
-            the Llama or Qwen shape; other models stay as they are, with a warning.
+            they are and keep their values; `unpatch` gives those that were moved memory of their
+            own again. Ask for it before an engine is made of the model, and before anybody else
+            knows where its weights lie: CUDA graphs of your own, tensors of an earlier
+            `state_dict()`, another model or process that shares them. While they lie together,
+            `save_pretrained` works and `safetensors.torch.save_model` does not. It takes layers
+            of the Llama or Qwen shape; other models stay as they are, with a warning. A copy of
+            the model, or weights in another dtype, are apart again.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded losslessly; says why and what to do.
@@ -63,7 +67,7 @@ def patch(
     if is_patched(model):
         getattr(model, RECORD).kernels = kernels
         if join_weights:
-            _join_weights(model)
+            _join_weights(model, getattr(model, RECORD))
         return model
     check(model)
     record = PatchRecord(
@@ -78,8 +82,13 @@ def patch(
     try:
         if preflight:
             run_preflight(model, record)
+        if join_weights:
+            _join_weights(model, record)
     except BaseException:
         _restore(model, record)
+        # There may be no room: then some lie together, which does no harm.
+        with suppress(torch.OutOfMemoryError):
+            lay_apart(record.joined)
         raise
     if record.dense_reason is not None:
         record.info.update(
@@ -91,13 +100,13 @@ def patch(
             stacklevel=2,
         )
     model.__dict__["generate"] = PatchedGenerate(model, record.had_generate)
-    if join_weights:
-        _join_weights(model)
     return model
 
 
 def unpatch(model: M) -> M:
-    """Undo `patch`: configs, `generate`, attribute names and where weights lie are as before.
+    """Undo `patch`: the model's configs, `generate` and attribute names are what they were.
+
+    Weights that `patch` has moved get memory of their own.
 
     Generators free what they have kept of its generations: caches and recorded passes.
     """
@@ -106,8 +115,7 @@ def unpatch(model: M) -> M:
     if record is not None:
         _restore(inner, record)
         free_all_of(inner)
-        if record.joins_weights:
-            lay_apart(linear_groups(fusible_layers(inner)))
+        lay_apart(record.joined)
     return model
 
 
@@ -116,19 +124,21 @@ def is_patched(model: Any) -> bool:
     return RECORD in getattr(inner_model(model), "__dict__", {})
 
 
-def _join_weights(model: PreTrainedModel) -> None:
+def _join_weights(model: PreTrainedModel, record: PatchRecord) -> None:
     """Let weights lie together where they can, and warn where none does."""
     groups = linear_groups(fusible_layers(model))
     # What was recorded reads the weights where they were.
     free_all_of(model)
-    getattr(model, RECORD).joins_weights = True
-    if lay_together(groups) == 0:
+    for group in groups:
+        if lay_together(group):
+            record.joined.append(group)
+    if not any(as_one(group) for group in groups):
         warnings.warn(
             f"join_weights=True joins nothing in {type(model).__name__}: it takes layers of the "
             "Llama or Qwen shape with plain linear layers, whose weights have memory of their own",
             stacklevel=3,
         )
-    if any(linear.weight.is_cuda for group in groups for linear in group):
+    if any(linear.weight.is_cuda for group in record.joined for linear in group):
         # What they lay in before is of use to others only so.
         torch.cuda.empty_cache()
 

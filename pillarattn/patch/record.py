@@ -33,7 +33,7 @@ class PatchRecord:
         fields: the originals' fields at that time, to see later what the model itself changed.
         had_generate: the instance's own `generate` before, or None.
         kernels: the `kernels=` of `patch`.
-        joins_weights: whether `patch` was asked to let weights lie together.
+        joined: linear layers whose weights `patch` has moved, so that they lie together.
         info: what `describe` found.
         dense_reason: why sparse attention cannot act in this model, or None if it can.
         lockstep: whether all rows must stand at the same position, because the model counts it.
@@ -48,7 +48,7 @@ class PatchRecord:
     fields: list[dict[str, Any]]
     had_generate: Any = None
     kernels: str = "auto"
-    joins_weights: bool = False
+    joined: list[list[Any]] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     dense_reason: str | None = None
     lockstep: bool = False

@@ -25,31 +25,22 @@ def as_one(linears: Sequence[nn.Linear]) -> Pair | None:
     return None if biases and bias is None else (weight, bias)
 
 
-def lay_together(groups: Sequence[Sequence[nn.Linear]]) -> int:
-    """Move the weights of each group of layers to memory where they follow each other.
+def lay_together(group: Sequence[nn.Linear]) -> bool:
+    """Move the weights of layers to memory where they follow each other; return whether it did.
 
-    Parameters stay the objects that they are, with the values that they have. A group is left
-    where it is if its weights differ in dtype, device or width, if they are part of a larger
-    memory, or if another group has one of them. Needs room for one group more.
-
-    Returns:
-        Groups that lie together now.
+    Parameters stay the objects that they are, with the values that they have; tensors that share
+    their memory do so no longer. Weights are left where they are if they lie together already,
+    differ in dtype, device or width, come twice, are transposed, or are part of a larger memory.
+    Needs room for them once more.
     """
-    count, seen = 0, set[int]()
-    for group in groups:
-        if as_one(group) is not None:
-            count += 1
-            continue
-        parts: list[list[Any]] = [[linear.weight for linear in group]]
-        if any(linear.bias is not None for linear in group):
-            parts.append([linear.bias for linear in group])
-        everything = [parameter for part in parts for parameter in part]
-        if all(map(_can_move, parts)) and not seen & set(map(id, everything)):
-            for part in parts:
-                _move(part)
-            count += 1
-        seen |= set(map(id, everything))
-    return count
+    parts: list[list[Any]] = [[linear.weight for linear in group]]
+    if any(linear.bias is not None for linear in group):
+        parts.append([linear.bias for linear in group])
+    if as_one(group) is not None or not all(map(_can_move, parts)):
+        return False
+    for part in parts:
+        _move(part)
+    return True
 
 
 def lay_apart(groups: Sequence[Sequence[nn.Linear]]) -> None:
@@ -81,10 +72,13 @@ def _view(parts: Sequence[Tensor]) -> Tensor | None:
 
 def _can_move(parts: Sequence[Tensor | None]) -> bool:
     first = parts[0]
+    if len(set(map(id, parts))) < len(parts):
+        return False
     return first is not None and all(
         type(part) is nn.Parameter
         and _are_alike(first, part)
         and part.device.type != "meta"
+        and part.is_contiguous()
         and not part.is_inference()
         # Memory that somebody else has laid out stays as it is.
         and part.untyped_storage().nbytes() == part.nbytes

@@ -15,6 +15,7 @@ from pillarattn.engine import fused_passes
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.engine import Engine
 from pillarattn.engine.request import SamplingParams
+from pillarattn.errors import NotPatchedError
 from pillarattn.kernels import layer_ops
 from pillarattn.patch import fused_layers, joined_weights
 from tests.engine.conftest import SPARSE
@@ -342,3 +343,16 @@ def test_on_a_gpu(tiny_model, prompts, calls, family):
     assert run.runner.fused.reason is None and run.runner.graphs.reason is None
     assert calls
     assert run.runner.graphs.replayed > 0 or family == "mistral"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_engine_of_a_model_that_was_unpatched_says_so(tiny_model, prompts, again):
+    """Its own attention would read keys of no pool, and give other tokens."""
+    model = pillarattn.patch(fresh(tiny_model))
+    run = engine_of(model)
+    run.generate(prompts[:1], SamplingParams(max_tokens=NEW))
+    pillarattn.unpatch(model)
+    if again:
+        pillarattn.patch(model)
+    with pytest.raises(NotPatchedError, match="make another engine"):
+        run.generate(prompts[:1], SamplingParams(max_tokens=NEW))

@@ -254,3 +254,31 @@ def test_large_weights_are_not_copied(biased, monkeypatch):
     apart = torch.cat([linear(rows) for linear in linears], dim=1)
     with torch.no_grad():
         torch.testing.assert_close(joined.outputs(linears, rows), apart)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("joins", [False, True])
+def test_the_last_product_adds_to_the_stream_in_place_unless_it_rounds_otherwise(
+    tiny_model, biased, joins
+):
+    """Strict mode (no joins) rounds the product first, as layers on their own do."""
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama"))).to(torch.bfloat16)
+    record = model.pillarattn_record
+    fused = FusedLayers(model, pillarattn.PillarCache(), record.fused, joins=joins)
+    linear = nn.Linear(64, 32, bias=biased, dtype=torch.bfloat16)
+    rows, total = torch.randn(40, 64).bfloat16(), torch.randn(40, 32).bfloat16()
+    stream = total.clone()
+    with torch.no_grad():
+        apart = total + linear(rows)
+        found = fused._down(linear, rows, stream)
+        once = total.float() + nn.functional.linear(rows.float(), linear.weight.float())
+    if joins and not biased:
+        assert found is stream
+        # Rounded once.
+        assert (found.float() - once).abs().max() <= once.abs().max() * 2**-8
+    else:
+        assert found.equal(apart)
+        assert stream.equal(total)
+    with torch.no_grad():
+        wide = fused._down(linear, rows, total.float())
+    assert wide.dtype == torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,12 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import pillarattn
 from pillarattn import SelfSpeculativeGenerator
+from pillarattn.datatypes import Phase
+from pillarattn.decoding.loop import DecodingRun
+from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.step import StepState
 from pillarattn.patch.compat import cache_keyword
+from pillarattn.patch.pass_ahead import PassAhead
 from pillarattn.patch.target import HFTarget
 from tests.decoding.cost_gate.simulated_machine import Always
 
@@ -164,6 +169,8 @@ def test_an_impossible_token_is_reported_as_before(counts, patched, prompt):
     pillar, processors = SelfSpeculativeGenerator(k=0, seed=1), LogitsProcessorList([Forbid()])
     ids = prompt(1, 30)
     tokens_of(patched, ids, pillar, do_sample=True)
+    # A pass that fails is run again, with a warning: there must be none.
+    warnings.simplefilter("error", RuntimeWarning)
     with pytest.raises(ValueError, match="no possible token"):
         patched.generate(
             ids, max_new_tokens=NEW, do_sample=True, assistant=pillar, logits_processor=processors
@@ -200,6 +207,48 @@ def test_a_gate_that_knows_the_next_round_begins_it_ahead(counts, patched, promp
     assert counts["begun"] == counts["taken"]
 
 
+class OneText(LogitsProcessor):
+    """No token at a length where the scores are those of one text's own pass."""
+
+    def __init__(self, sequence, scores):
+        self.sequence, self.best = sequence, float(scores.max())
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] != len(self.sequence):
+            return scores
+        mine = (input_ids == self.sequence).all(dim=1)
+        own = mine & (scores.max(dim=-1).values - self.best).abs().lt(1e-2)
+        return scores.masked_fill(own[:, None], -torch.inf)
+
+
+def test_a_row_that_waits_for_others_runs_its_own_pass_again(counts, patched, prompt, monkeypatch):
+    """It is ahead of them and has no possible token: it emits nothing until they are there."""
+    ids = prompt(2, 30, seed=4)
+    monkeypatch.setattr(SelfSpeculativeGenerator, "new_gate", lambda *_: Turns((4, 6), (0, 60)))
+    pillar = SelfSpeculativeGenerator(k="auto", s="auto", min_budget=30, seed=3)
+    lengths, accept = [], DecodingRun.accept
+
+    def watched(self, *arguments):
+        accept(self, *arguments)
+        lengths.append(list(self.history.lengths))
+
+    monkeypatch.setattr(DecodingRun, "accept", watched)
+    call = {
+        "max_new_tokens": 60, "do_sample": True, "pad_token_id": 0, "assistant": pillar,
+        "temperature": 0.5,
+    }  # fmt: skip
+    for _ in range(4):
+        lengths.clear()
+        found = patched.generate(ids, **call, return_dict_in_generate=True, output_logits=True)
+    plain = lengths[7]
+    row = plain.index(max(plain))
+    assert plain[row] > plain[1 - row], "rows must be at different places here"
+    end = plain[row] + 2
+    only = OneText(found.sequences[row, :end], found.logits[end - 30][row])
+    with pytest.raises(ValueError, match=f"row {row} has no possible token after {end}"):
+        patched.generate(ids, **call, logits_processor=LogitsProcessorList([only]))
+
+
 def test_nothing_is_begun_ahead_of_drafts_or_for_a_measured_run(counts, patched, prompt):
     ids = prompt(2, 30)
     tokens_of(patched, ids, SelfSpeculativeGenerator(k=3, min_budget=4))
@@ -209,8 +258,17 @@ def test_nothing_is_begun_ahead_of_drafts_or_for_a_measured_run(counts, patched,
     assert counts["begun"] == 0
 
 
+def test_which_passes_it_serves():
+    ahead = PassAhead(torch.zeros(2, 1, 5), StepState(Phase.VERIFY))
+    one, two = torch.zeros(2, 1), torch.zeros(2, 2)
+    assert ahead.serves(one, StepState(Phase.VERIFY))
+    assert not ahead.serves(two, StepState(Phase.VERIFY))
+    assert not ahead.serves(one, StepState(Phase.DRAFT))
+    assert not ahead.serves(one, StepState(Phase.VERIFY, scores=ScoreBuffer()))
+    assert not ahead.serves(one, StepState(Phase.VERIFY, row_limit=32))
+
+
 def test_a_pass_of_another_kind_forgets_what_was_begun(counts, patched, prompt, monkeypatch):
-    """Such as one that leaves scores: the target itself does not trust its caller."""
     ids = prompt(2, 30)
     expected = patched.generate(ids, max_new_tokens=NEW, do_sample=False)
     forward = HFTarget.forward

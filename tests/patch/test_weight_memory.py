@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
 
 import pillarattn
+from pillarattn.patch import patching
 from pillarattn.patch.fused_layers import fusible_layers, linear_groups
 from pillarattn.patch.joined_weights import JoinedWeights
 from pillarattn.patch.weight_memory import as_one, lay_apart, lay_together
@@ -37,7 +39,7 @@ def test_weights_laid_together_are_one_view_of_the_same_values(bias):
     group = linears(4, 2, 2, bias=bias)
     before, weights = stacked(group), [linear.weight for linear in group]
     assert as_one(group) is None
-    assert lay_together([group]) == 1
+    assert lay_together(group)
     weight, taken = as_one(group)
     assert weight.equal(before[0])
     assert (taken is None) == (not bias)
@@ -47,13 +49,13 @@ def test_weights_laid_together_are_one_view_of_the_same_values(bias):
         group[1].weight.fill_(7.0)
     assert weight[4:6].eq(7.0).all()
     place = group[0].weight.data_ptr()
-    assert lay_together([group]) == 1
+    assert not lay_together(group)
     assert group[0].weight.data_ptr() == place
 
 
 def test_weights_laid_apart_have_memory_of_their_own():
     group = linears(4, 2)
-    lay_together([group])
+    lay_together(group)
     held = stacked(group)
     lay_apart([group])
     assert as_one(group) is None
@@ -87,6 +89,14 @@ def on_meta(group):
     group[1] = nn.Linear(6, 2, device="meta")
 
 
+def twice(group):
+    group[1].weight = group[0].weight
+
+
+def transposed(group):
+    group[1].weight.data = torch.zeros(6, 2).T
+
+
 def of_another_kind(group):
     class Marked(nn.Parameter):
         pass
@@ -97,13 +107,13 @@ def of_another_kind(group):
 @pytest.mark.parametrize(
     "change",
     [part_of_more, another_dtype, another_width, one_bias, first_without_bias, on_meta,
-     of_another_kind],
+     of_another_kind, twice, transposed],
 )  # fmt: skip
 def test_what_cannot_move_stays_where_it_is(change):
     group, other = linears(4, 2), linears(3, 3)
     change(group)
     places = [linear.weight.data_ptr() for linear in group]
-    assert lay_together([group, other]) == 1
+    assert [lay_together(group), lay_together(other)] == [False, True]
     assert [linear.weight.data_ptr() for linear in group] == places
     assert as_one(group) is None
     assert as_one(other) is not None
@@ -112,7 +122,7 @@ def test_what_cannot_move_stays_where_it_is(change):
 def test_a_weight_of_two_groups_stays_with_the_first():
     first, second = linears(4, 2, bias=False), linears(4, 2, bias=False)
     second[0].weight = first[0].weight
-    assert lay_together([first, second]) == 1
+    assert [lay_together(first), lay_together(second)] == [True, False]
     assert as_one(first) is not None
     assert as_one(second) is None
 
@@ -130,12 +140,12 @@ def test_neighbours_of_another_memory_are_not_one():
 def test_inference_tensors_stay():
     with torch.inference_mode():
         group = linears(4, 2)
-    assert lay_together([group]) == 0
+    assert not lay_together(group)
 
 
 def test_joined_weights_that_lie_together_are_not_copied():
     near, far = linears(4, 2), linears(3, 3)
-    lay_together([near])
+    lay_together(near)
     joined, rows = JoinedWeights(), torch.randn(3, 6)
     joined.fill([near, far])
     assert len(joined._memory) == 1
@@ -147,6 +157,7 @@ def test_joined_weights_that_lie_together_are_not_copied():
     lay_apart([near])
     joined.fill([near, far])
     with torch.no_grad():
+        near[1].weight.mul_(3.0)
         apart = torch.cat([linear(rows) for linear in near], dim=1)
         torch.testing.assert_close(joined.outputs(near, rows), apart)
 
@@ -194,9 +205,69 @@ def test_a_second_patch_may_join(tiny_model, prompt, drafting):
 
 def test_weights_that_others_laid_together_stay_so(tiny_model):
     model = copy.deepcopy(tiny_model("llama"))
-    lay_together(groups_of(model))
-    pillarattn.unpatch(pillarattn.patch(model))
-    assert all(as_one(group) is not None for group in groups_of(model))
+    for group in groups_of(model):
+        lay_together(group)
+    for joins in (False, True):
+        pillarattn.unpatch(pillarattn.patch(model, join_weights=joins))
+        assert all(as_one(group) is not None for group in groups_of(model))
+
+
+def test_weights_are_apart_again_whatever_listens_to_the_model(tiny_model):
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")), join_weights=True)
+    groups = groups_of(model)
+    hook = model.model.layers[0].register_forward_hook(lambda *_: None)
+    pillarattn.unpatch(model)
+    hook.remove()
+    assert all(as_one(group) is None for group in groups)
+
+
+def test_a_wrapped_model_is_joined(tiny_model):
+    model = copy.deepcopy(tiny_model("llama"))
+    wrapped = get_peft_model(model, LoraConfig(target_modules=["o_proj"]))
+    with pytest.warns(UserWarning, match="joins nothing"):
+        # The layers are of another shape: they have adapters inside.
+        pillarattn.patch(wrapped, join_weights=True)
+    pillarattn.unpatch(wrapped)
+    compiled = torch.compile(copy.deepcopy(tiny_model("llama")), backend="eager")
+    pillarattn.patch(compiled, join_weights=True)
+    assert all(as_one(group) is not None for group in groups_of(compiled._orig_mod))
+
+
+def test_what_cannot_be_joined_to_the_end_leaves_the_model_alone(tiny_model, monkeypatch):
+    model, moved = copy.deepcopy(tiny_model("llama")), []
+
+    def short_of_memory(group):
+        if len(moved) == 3:
+            raise torch.OutOfMemoryError("out of memory")
+        moved.append(group)
+        return lay_together(group)
+
+    monkeypatch.setattr(patching, "lay_together", short_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        pillarattn.patch(model, join_weights=True)
+    assert not patching.is_patched(model)
+    assert all(as_one(group) is None for group in groups_of(model))
+
+
+def test_recordings_end_where_weights_move(rehearsed, tiny_model, prompt, drafting):
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")))
+    assistant = drafting()
+    for _ in range(2):
+        first = model.generate(prompt(1, 8), **NEW, assistant=assistant)
+    made = len(rehearsed)
+    pillarattn.patch(model, join_weights=True)
+    assert model.generate(prompt(1, 8), **NEW, assistant=assistant).equal(first)
+    assert len(rehearsed) > made
+
+
+def test_copies_of_other_weights_are_not_taken_for_these():
+    first, second = linears(4, 2), linears(3, 3)
+    joined, rows = JoinedWeights(), torch.randn(3, 6)
+    joined.fill([first])
+    joined.fill([second])
+    with torch.no_grad():
+        apart = torch.cat([linear(rows) for linear in second], dim=1)
+        torch.testing.assert_close(joined.outputs(second, rows), apart)
 
 
 def test_models_of_other_shapes_stay_with_a_warning(tiny_model):
