@@ -39,6 +39,23 @@ def test_a_plain_step_is_not_waited_for():
     assert verdict.next_tokens.tolist() == [7, -1]
 
 
+@pytest.mark.parametrize("name", sorted(ACCEPTANCE.names()))
+def test_no_rule_waits_for_a_plain_step(name, monkeypatch):
+    rule, logits = ACCEPTANCE.get(name)(), torch.randn(3, 1, 11)
+    waits = []
+    for reader in ("tolist", "item", "__bool__", "__int__", "__float__", "cpu", "numpy"):
+        had = getattr(torch.Tensor, reader)
+        monkeypatch.setattr(
+            torch.Tensor,
+            reader,
+            lambda self, *a, had=had, r=reader: waits.append(r) or had(self, *a),
+        )
+    verdict = rule.judge(Draft(torch.empty(3, 0, dtype=torch.int64)), logits, [0, 0, 0])
+    assert waits == []
+    assert verdict.accepted == [0, 0, 0]
+    assert verdict.next_tokens.shape == (3,)
+
+
 def test_match_of_an_empty_draft_is_the_next_token():
     verdict = match(Draft(torch.empty(2, 0, dtype=torch.int64)), torch.tensor([[4], [7]]))
     assert verdict.accepted == [0, 0] and verdict.next_tokens.tolist() == [4, 7]
