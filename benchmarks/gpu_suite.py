@@ -37,8 +37,11 @@ TESTS = (
     "tests/kernels", "tests/patch/test_cuda_graphs.py", "tests/patch/test_strict.py",
     "tests/engine",
 )  # fmt: skip
-ENGINE = "bench engine --device cuda --dtype bfloat16 --length 4096 --new-tokens 1024 --temperature"
-FEW_WAYS = "--no-lockstep --no-auto --no-synchronous --no-delayed --warm-ups 0 --repeats 1"
+ENGINE = (
+    "bench engine --device cuda --dtype bfloat16 --length 4096 --temperature 0.6 --k 4 "
+    "--no-lockstep --no-synchronous --no-delayed --warm-ups 0 --repeats 1"
+)
+STEPS = "engine_shapes --shape 8b"
 KERNELS = "bench kernels --op gumbel_argmax"
 GENERATE = "bench generate --device cuda --dtype bfloat16 --new-tokens 256 --length 7680"
 SHAPES = "generate_shapes --shape"
@@ -67,11 +70,17 @@ class Part:
 
 PARTS = (
     Part("kernels", f"{KERNELS} --op rejection_sample --op keyed_rejection", 110, "--json"),
-    Part("engine_64", f"{ENGINE} 0.6 --batch 64 --k 4,8 {FEW_WAYS}", 200),
-    Part("engine_256", f"{ENGINE} 0.6 --batch 256 --k 4,8 {FEW_WAYS}", 300),
-    Part("engine_8b", "engine_shapes --shape 8b --batch 32 --length 16384", 240, is_module=True),
-    Part("engine_8b_1", "engine_shapes --shape 8b --batch 1 --variants plain,speculative,baseline",
-         180, is_module=True),
+    Part("engine_64", f"{ENGINE} --batch 64 --new-tokens 4096", 130),
+    Part("engine_256", f"{ENGINE} --batch 256 --new-tokens 4096 --no-auto", 150),
+    Part("engine_queued", f"{ENGINE} --batch 64 --queued 192 --new-tokens 1024 --no-auto", 120),
+    Part("engine_8b", f"{STEPS} --batch 32 --length 16384 --k 7 --variants plain,cruise,baseline",
+         110, is_module=True),
+    Part("engine_8b_ways", f"{STEPS} --batch 32 --length 16384 --variants "
+         "plain,cruise,delayed,speculative,lockstep,planned", 200, is_module=True),
+    Part("engine_8b_1", f"{STEPS} --batch 1 --length 16384 --k 7 --variants plain,cruise,baseline",
+         100, is_module=True),
+    Part("engine_map", f"{STEPS} --batch 1,8,32,64,128,256 --length 2048,4096,8192,16384,32768 "
+         "--k 7 --rounds 5 --profiled 0 --variants plain,cruise", 600, is_module=True),
     Part("generate_16", f"{GENERATE} --batch 16 --fixed 0:0.05,8:0.05", 150),
     Part("generate_1", f"{GENERATE} --batch 1 --fixed 0:0.05,8:0.05", 120),
     Part("generate_64", f"{GENERATE} --batch 64 --fixed 0:0.05,8:0.05", 200),
@@ -89,7 +98,8 @@ PARTS = (
     Part("round_forecast", "round_profile --no-eager --strategy forecast", 60, is_module=True),
     Part("round_8b", "round_profile --no-eager --shape 8b --batch 32 --length 16384", 150,
          is_module=True),
-    Part("strict", "strict_equality", 150, is_module=True, is_strict=True),
+    Part("strict", "strict_equality --k 4", 180, is_module=True, is_strict=True),
+    Part("strict_8b", "strict_equality --shape 8b --k 4", 120, is_module=True, is_strict=True),
 )  # fmt: skip
 
 
