@@ -42,6 +42,7 @@ ENGINE = (
     "--no-lockstep --no-synchronous --no-delayed --warm-ups 0 --repeats 1"
 )
 STEPS = "engine_shapes --shape 8b"
+PEERS = "engine_peers --device cuda --dtype bfloat16 --length 4096 --new-tokens 256"
 KERNELS = "bench kernels --op gumbel_argmax"
 GENERATE = "bench generate --device cuda --dtype bfloat16 --new-tokens 256 --length 7680"
 SHAPES = "generate_shapes --shape"
@@ -81,6 +82,8 @@ PARTS = (
          100, is_module=True),
     Part("engine_map", f"{STEPS} --batch 1,8,32,64,128,256 --length 2048,4096,8192,16384,32768 "
          "--k 7 --rounds 5 --profiled 0 --variants plain,cruise", 600, is_module=True),
+    Part("peers_16", f"{PEERS} --batch 16", 200, is_module=True),
+    Part("peers_64", f"{PEERS} --batch 64", 240, is_module=True),
     Part("generate_16", f"{GENERATE} --batch 16 --fixed 0:0.05,8:0.05", 150),
     Part("generate_1", f"{GENERATE} --batch 1 --fixed 0:0.05,8:0.05", 120),
     Part("generate_64", f"{GENERATE} --batch 64 --fixed 0:0.05,8:0.05", 200),
