@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,6 @@ from pillarattn.datatypes import (
     Generation,
     HostCopy,
     Phase,
-    RowLengths,
     Selection,
     Verdict,
 )
@@ -27,6 +26,7 @@ from pillarattn.decoding.drafters import Drafter, DraftRequest
 from pillarattn.decoding.history import History
 from pillarattn.decoding.keys_attended import keys_attended
 from pillarattn.decoding.outcome import Outcome, Recorder
+from pillarattn.decoding.round_end import RoundEnd
 from pillarattn.decoding.stats import GenerationStats, RowRound
 from pillarattn.decoding.target import LogitsRule, Target
 from pillarattn.modules.score_buffer import ScoreBuffer
@@ -70,7 +70,7 @@ class DecodingRun:
         self.vocabulary: int | None = None
         self._s = self.selector.budget.s
         self.selections: dict[int, Selection] = {}
-        self.emitted = [0] * self.history.batch
+        self.end = RoundEnd(self.target, self.history, self.outcome, self.recorder)
         self.rounds: list[RowRound] = []
         self.pace: Pace | None = None
         if self.gate is not None and self.k:
@@ -124,12 +124,12 @@ class DecodingRun:
         self.vocabulary = raw.shape[-1]
         before = list(self.history.lengths)
         tokens = verdict.next_tokens.tolist()
-        self._check_possible([row for row, token in enumerate(tokens) if token < 0])
+        self.end.check_possible([row for row, token in enumerate(tokens) if token < 0])
         self.history.commit_rows({row: [token] for row, token in enumerate(tokens)})
         for row in range(len(tokens)):
             self.recorder.keep(row, logits[row : row + 1], raw[row : row + 1])
         self.outcome.update(before)
-        self._finish_round(before, self.target.cache.lengths.host)
+        self.end.cut(before, self.target.cache.lengths.host)
         sparse = self.selector.sparse_layers(self.target.cache)
         # A layer whose keys are made anew in each pass has left nothing to score: its first round
         # reads them all.
@@ -155,13 +155,14 @@ class DecodingRun:
         active = [row for row in range(self.history.batch) if not self.outcome.is_idle(row)]
         room = max(self.outcome.max_length - self.history.lengths[row] for row in active)
         k = max(0, min(self.k if self.pace is None else self.pace.k, room - 1))
-        self.asked, self._read = k, dict[int, Selection]()
+        self.asked = k
+        self._read: dict[int, Selection] = {}
         k = min(k, self.draft_length.choose(k)) if k else 0
         if k == 0:
             return Draft(self.history.ids.new_empty(self.history.batch, 0))
         step = StepState(Phase.DRAFT, selections=dict(self.selections))
         if self.selector.strategy.refresh == "step" and self.selections:
-            base, emitted, cache = self.target.cache.lengths, self.emitted, self.target.cache
+            base, emitted, cache = self.target.cache.lengths, self.end.emitted, self.target.cache
             step.refresh = lambda layer, *query: self.selector.refresh(
                 base, emitted, cache.layers[layer], *query
             )
@@ -223,7 +224,7 @@ class DecodingRun:
         before = list(history.lengths)
         proposed = draft.tokens.tolist() if draft.k else [[]] * history.batch
         following = self._following.tolist()
-        width = self._round_width(draft, verdict)
+        width = self.end.most(draft.k, verdict)
         stuck: list[int] = []
         chosen: dict[int, list[int]] = {}
         for row in range(history.batch):
@@ -243,15 +244,15 @@ class DecodingRun:
             # A row that waits runs the same pass again, and not the one after it.
             getattr(self.target, "forget_ahead", lambda: None)()
         counted = [outcome.stopped_at[row] is None for row in range(history.batch)]
-        self._commit(chosen, scores, raw)
+        self.end.commit(chosen, scores, raw)
         base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
         # Counted here, where the verdict has been waited for already.
         keys = keys_attended(self.target.cache, base, self._read, draft.passes)
         drafted, steps = draft.proposed(), len(draft.passes)
-        self._finish_round(before, base)
-        self._check_possible(stuck)
+        self.end.cut(before, base)
+        self.end.check_possible(stuck)
         # In lockstep a round may end before what was accepted does; the rest was not emitted.
-        kept = list(map(min, verdict.accepted, self.emitted))
+        kept = list(map(min, verdict.accepted, self.end.emitted))
         self.rounds.extend(
             RowRound(
                 row,
@@ -262,7 +263,7 @@ class DecodingRun:
                 steps,
                 *keys[row],
             )
-            for row, emitted in enumerate(self.emitted)
+            for row, emitted in enumerate(self.end.emitted)
             if counted[row]
         )
         seen = [row for row in range(history.batch) if counted[row]]
@@ -287,14 +288,14 @@ class DecodingRun:
     def _choose_keys(self, buffer: ScoreBuffer, *, s: float) -> None:
         rows = None
         if self.selector.all_rows:
-            rows = [self.last_width] * self.history.batch
+            rows = [self.end.width] * self.history.batch
         if s != self.selector.budget.s:
             self.selector.budget = replace(self.selector.budget, s=s)
         with self._timed("select_seconds"):
             self.selections = self.selector.select(
                 self.target.cache,
                 buffer,
-                emitted=self.emitted,
+                emitted=self.end.emitted,
                 rows=rows,
                 tokens=self._tokens(),
             )
@@ -311,73 +312,6 @@ class DecodingRun:
         if not self.selector.strategy.needs_tokens:
             return None
         return self.history.at_positions(self.target.cache.lengths)
-
-    def _finish_round(self, before: list[int], base: Sequence[int]) -> None:
-        """Stop rows, and cut the cache to what is left: all but each row's newest token."""
-        self.last_width = max(self.target.cache.lengths.host) - max(base)
-        self.emitted = [new - old for new, old in zip(self.history.lengths, before, strict=True)]
-        for row, length in enumerate(self.history.lengths):
-            self.recorder.truncate(row, length - self.history.prompt_length)
-        if self.last_width:
-            emitted = self.emitted
-            if self.target.lockstep:
-                # Rows that emitted less have ended; what their cache holds is read no more.
-                emitted = [max(emitted)] * self.history.batch
-            kept = [n + a for n, a in zip(base, emitted, strict=True)]
-            self.target.keep(RowLengths(kept, self.target.cache.lengths.device))
-
-    def _commit(self, chosen: dict[int, list[int]], scores: Tensor, raw: Tensor) -> None:
-        """Commit the tokens of each row, and stop rows.
-
-        Where rows share one length and the cache is handed back, this goes column by column up to
-        the first one that ends a row: what follows is then padding, as in plain decoding.
-        """
-        outcome, history = self.outcome, self.history
-        width = max(map(len, chosen.values()), default=0)
-        together = self.target.lockstep and outcome.keep_padding
-        step = 1 if together else max(width, 1)
-        for at in range(0, max(width, 1), step):
-            before, running = list(history.lengths), outcome.stopped_at.count(None)
-            parts = {row: tokens[at : at + step] for row, tokens in chosen.items()}
-            history.commit_rows(parts)
-            if self.recorder.is_on:
-                for row, part in parts.items():
-                    place = slice(at, at + len(part))
-                    self.recorder.keep(row, scores[row, place], raw[row, place])
-            outcome.update(before)
-            if outcome.stopped_at.count(None) < running:
-                break
-
-    def _round_width(self, draft: Draft, verdict: Verdict) -> int:
-        """Return how many tokens a row may emit in this round.
-
-        In lockstep the row that accepted least decides. What other rows lose is drawn anew,
-        whatever it was, and so the law of the output does not change.
-        """
-        if not self.target.lockstep:
-            return draft.k + 1
-        outcome = self.outcome
-        running = [
-            accepted + 1
-            for row, accepted in enumerate(verdict.accepted)
-            if not outcome.is_idle(row) and outcome.runs_on(row)
-        ]
-        return min(running, default=draft.k + 1)
-
-    def _check_possible(self, stuck: list[int]) -> None:
-        """Raise for rows that must go on and cannot, as sampling from their logits would.
-
-        A row that has run ahead waits: the batch may end before plain decoding gets there.
-        """
-        outcome = self.outcome
-        for row in stuck:
-            waits = outcome.settled < self.history.lengths[row]
-            if not waits and outcome.runs_on(row) and not outcome.is_idle(row):
-                raise ValueError(
-                    f"row {row} has no possible token after {self.history.lengths[row]}: its "
-                    "processed logits are all -inf, or NaN; check the logits processors and the "
-                    "model's dtype"
-                )
 
     def _pad_finished(self, draft: Draft) -> None:
         for row in range(self.history.batch):

@@ -146,8 +146,8 @@ def test_the_cache_is_that_of_dense_decoding(fakes, lm, prompt, strategy, do_sam
         ragged |= len(set(lengths)) > 1
         for row, length in enumerate(lengths):
             assert run.history.lengths[row] == length + 1
-            assert base[row] + run.emitted[row] == length
-            assert 0 <= run.emitted[row] <= draft.k + 1
+            assert base[row] + run.end.emitted[row] == length
+            assert 0 <= run.end.emitted[row] <= draft.k + 1
             ids = run.history.ids[row : row + 1, :length]
             for (_, k, v), layer in zip(lm.dense(ids).layers, target.cache.layers, strict=True):
                 keys, values = (t[row : row + 1, :, :length] for t in layer.views())

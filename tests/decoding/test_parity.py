@@ -77,7 +77,7 @@ def test_parity_rounds_equal_the_reference(fakes, group, k, row_limit):
         for row in range(2):
             if run.outcome.is_idle(row):
                 continue
-            a = run.emitted[row]
+            a = run.end.emitted[row]
             emitted_seen.add(a)
             length = base[row] + a
             assert target.cache.lengths.host[row] == length
@@ -147,7 +147,7 @@ def test_default_rounds_rank_by_the_accepted_rows_in_fp32(fakes):
         for row in range(2):
             if run.outcome.is_idle(row):
                 continue
-            a = run.emitted[row]
+            a = run.end.emitted[row]
             several += a < k + 1
             ids = torch.cat([committed[row], drafted[row]])
             # Row 0 is t0's, row a - 1 that of the last accepted draft.
