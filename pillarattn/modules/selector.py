@@ -11,6 +11,7 @@ from pillarattn.datatypes import RowLengths, Selection, on_device
 from pillarattn.kernels import attention_scores
 from pillarattn.modules.budgets import RatioBudget
 from pillarattn.modules.cache.contiguous import ContiguousCache, ContiguousLayer
+from pillarattn.modules.layer_selections import by_layer, nothing_chosen
 from pillarattn.modules.round_selection import RoundScores, known_tokens, select_rounds
 from pillarattn.modules.score_buffer import ScoreBuffer
 from pillarattn.modules.selection_numbers import ForcedTokens, NumbersOnce
@@ -34,6 +35,7 @@ class Selector:
 
     Attributes:
         mean_over_ranks: see `SelectionRequest`; set where other processes hold more heads.
+        most_keys: keys that any budget keeps, where budgets change; see `SelectionRequest.most`.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Selector:
         self.all_rows = all_rows
         self.kernels = kernels
         self.mean_over_ranks: Callable[[Tensor], Tensor] | None = None
+        self.most_keys = 0
         self.round_index = 0
         self._indices: dict[int, int] = {}
         self._chosen: dict[int, Selection] = {}
@@ -168,7 +171,7 @@ class Selector:
         for indices in self._groups(cache):
             if self.strategy.refresh == "step":
                 # Chosen at draft steps: this only marks the layers as sparse.
-                selections.update(self._placeholder(cache, indices))
+                selections.update(nothing_chosen(indices, cache.lengths))
                 continue
             request = self._round_request(
                 cache, buffer, indices, emitted, counted, tokens, rounds=rounds
@@ -176,7 +179,7 @@ class Selector:
             chosen, counts = (
                 select_rounds(self.strategy, request) if rounds else self.strategy.select(request)
             )
-            selections.update(self._split(indices, chosen, counts, cache.lengths))
+            selections.update(by_layer(indices, chosen, counts, cache.lengths))
         return selections
 
     def refresh(
@@ -362,6 +365,7 @@ class Selector:
             rounds=rounds,
             host_lengths=lengths.host * len(layers),
             widest=numbers.widest,
+            most=self.most_keys,
             mean_over_ranks=self.mean_over_ranks,
         )
 
@@ -378,23 +382,3 @@ class Selector:
             sinks=options.sinks,
             implementation=self.kernels,
         )
-
-    def _placeholder(self, cache: ContiguousCache, indices: list[int]) -> dict[int, Selection]:
-        tail_start = cache.lengths.tensor
-        empty = torch.zeros(len(tail_start), 1, 0, dtype=torch.int32, device=tail_start.device)
-        return {i: Selection(empty, empty.sum(-1, dtype=torch.int32), tail_start) for i in indices}
-
-    @staticmethod
-    def _split(
-        indices: list[int], chosen: Tensor, counts: Tensor, lengths: RowLengths
-    ) -> dict[int, Selection]:
-        batch = len(lengths.host)
-        parts = torch.split(chosen, batch)
-        if not chosen.is_cuda and len(indices) > 1 and counts.numel():
-            # Where a budget moves between layers, narrow ones are not gathered like the widest.
-            widths = counts.reshape(len(indices), -1).amax(dim=1).tolist()
-            parts = tuple(part[..., :n] for part, n in zip(parts, widths, strict=True))
-        return {
-            index: Selection(keys, count, lengths.tensor)
-            for index, keys, count in zip(indices, parts, torch.split(counts, batch), strict=True)
-        }

@@ -80,6 +80,10 @@ class Call:
         """See `code_of`."""
         return code_of(self.model)
 
+    def most_keys(self, cache: PillarCache) -> int:
+        """Return how many keys a draft may read at most, where rounds differ in it, or 0."""
+        return int(self.share * (cache.limit or 0))
+
     def keep(self, target: HFTarget) -> None:
         """Leave to the next call what this one's target has recorded."""
         if self.key is None:
@@ -186,7 +190,7 @@ def _capture(target: HFTarget, call: Call, earlier: KeptPasses | None) -> None:
     if call.cuda_graphs and fused is not None:
         proven = record.proven_with(call.code)
         options: dict[str, Any] = {"strict": call.strict, "widest": call.widest}
-        options["least_keys"] = int(call.share * (cache.limit or 0))
+        options["least_keys"] = call.most_keys(cache)
         target.capture(lambda forward: CapturedPasses(forward, cache, proven, fused, **options))
 
 

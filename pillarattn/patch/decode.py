@@ -184,6 +184,8 @@ def _new_run(
     """Return the run of a call; what `ranks` of one model choose, they choose alike."""
     selector = generator.new_selector()
     selector.mean_over_ranks = None if ranks is None else ranks.mean
+    if isinstance(target, HFTarget):
+        selector.most_keys = call.most_keys(target.cache)
     rule = generator.new_rule(do_sample=bool(call.generation_config.do_sample))
     return DecodingRun(
         target=target,

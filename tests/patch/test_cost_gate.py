@@ -12,6 +12,7 @@ import torch
 import pillarattn
 from pillarattn.decoding.cost_gate import REASONS, Choice, ObservedRound
 from pillarattn.decoding.drafters import AssistantDrafter
+from pillarattn.modules.strategies import request
 from pillarattn.patch.agreed_choices import AgreedGate, agreed_gate
 from tests.decoding.cost_gate.scripted_gate import ScriptedGate
 
@@ -39,6 +40,28 @@ def test_ragged_prompts_whatever_the_gate_does(pair, ragged, same, scripted, str
         same(plain, patched, pillar, max_new_tokens=NEW, **ragged)
         assert pillar.stats.drafted > 0
         assert 0 < pillar.stats.plain_rounds < pillar.stats.rounds
+
+
+def test_all_shares_of_a_gate_use_one_kernel(pair, prompt, scripted, monkeypatch):
+    """Another share would have to be compiled for, in the middle of a generation."""
+    _, patched = pair("llama")
+    asked, select = [], request.topk_select
+
+    def noted(scores, *, capacity, most, **rest):
+        asked.append((capacity, most))
+        return select(scores, capacity=capacity, most=most, **rest)
+
+    monkeypatch.setattr(request, "topk_select", noted)
+    patched.generate(prompt(1, 40), max_new_tokens=NEW, do_sample=False, assistant=scripted(0))
+    kept, most = zip(*asked, strict=True)
+    # A fifth of all that the cache has room for is the largest share.
+    (most,) = set(most)
+    assert len(set(kept)) > 3
+    assert 0.2 * (40 + NEW) <= most <= 0.2 * (40 + NEW + 40)
+    asked.clear()
+    fixed = pillarattn.SelfSpeculativeGenerator(k=4, s=0.2, **SMALL)
+    patched.generate(prompt(1, 40), max_new_tokens=20, do_sample=False, assistant=fixed)
+    assert {most for _, most in asked} == {0}
 
 
 @pytest.mark.parametrize("family", ["gemma2", "mistral", "gpt2", "qwen3_moe"])

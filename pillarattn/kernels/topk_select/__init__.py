@@ -22,6 +22,7 @@ def topk_select(
     sink: int = 0,
     starts: Tensor | None = None,
     capacity: int | None = None,
+    most: int = 0,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Keep positions of each row and KV head: the newest, the first, and the Top-K of the others.
@@ -40,6 +41,8 @@ def topk_select(
         starts: `[R]`, first position that a row may keep (a window's); None is 0.
         capacity: width of the result, which then needs no host read of the counts (a CUDA graph
             cannot hold one); budgets above it are cut to it. None: the largest count.
+        most: positions that other calls keep at most: one compiled kernel serves them all. It does
+            not change the result.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Returns:
@@ -56,6 +59,7 @@ def topk_select(
         scores, lengths=lengths, budgets=budgets, recent=recent, starts=starts, sink=sink
     )
     check_at_least("capacity", capacity, 0)
+    check_at_least("most", most, 0)
     compute = choose("topk_select", implementation, scores)
     selection: tuple[Tensor, Tensor] = compute(
         scores,
@@ -65,5 +69,6 @@ def topk_select(
         sink=sink,
         starts=starts,
         capacity=capacity,
+        most=most,
     )
     return selection

@@ -22,8 +22,9 @@ def topk_select(
     sink: int,
     starts: Tensor,
     capacity: int | None = None,
+    most: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `kernels.topk_select`."""
+    """Compute `kernels.topk_select`; nothing is compiled here, whatever `most` is."""
     rows, kv_heads, size = scores.shape
     positions = torch.arange(size, device=scores.device)
     ends, begins = lengths.long(), starts.long()

@@ -244,6 +244,7 @@ def topk_select(
     sink: int,
     starts: Tensor,
     capacity: int | None = None,
+    most: int = 0,
     tiles: SelectTiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `kernels.topk_select`; without `capacity`, reading it waits for the device."""
@@ -255,7 +256,7 @@ def topk_select(
     counts = torch.empty(rows, kv_heads, dtype=torch.int32, device=scores.device)
     if not capacity or not counts.numel():
         return indices, counts.zero_()
-    tiles = tiles or default_tiles(size, capacity)
+    tiles = tiles or default_tiles(size, max(capacity, most))
     scratch = torch.empty(counts.numel(), tiles.columns, dtype=torch.int32, device=scores.device)
     if scores.stride(2) != 1 and size > 1:
         scores = scores.contiguous()

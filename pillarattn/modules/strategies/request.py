@@ -58,6 +58,7 @@ class SelectionRequest:
         host_lengths: `lengths` on the host, where the caller knows them.
         widest: the most keys that any of the budgets lets a row keep, where the caller knows it:
             `keep_best` need not wait for the device.
+        most: keys that other requests of this generation may keep: see `kernels.topk_select`.
         mean_over_ranks: averages a tensor over the processes that share the layer's heads; None:
             all heads are here.
     """
@@ -81,6 +82,7 @@ class SelectionRequest:
     knows_rounds: bool = True
     host_lengths: tuple[int, ...] = field(default=(), repr=False)
     widest: int | None = field(default=None, repr=False)
+    most: int = field(default=0, repr=False)
     mean_over_ranks: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
 
     @property
@@ -188,6 +190,7 @@ class SelectionRequest:
             sink=self.sink if sink is None else sink,
             starts=starts,
             capacity=widest,
+            most=self.most,
         )
         if apart:
             return indices.reshape(rows, heads, -1), counts.reshape(rows, heads)

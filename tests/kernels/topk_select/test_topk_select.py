@@ -152,10 +152,11 @@ def test_empty_budget_and_no_rows() -> None:
         ({"recent": torch.tensor([1, 2])}, "recent must have shape"),
         ({"sink": -1}, "sink must be"),
         ({"capacity": -1}, "capacity must be"),
+        ({"most": -1}, "most must be"),
         ({"scores": torch.zeros(1, 1, 9).double()}, "fp16, bf16 or fp32"),
         ({"implementation": "triton"}, "no triton|CUDA"),
     ],
-    ids=["length", "negative", "float", "shape", "sink", "capacity", "fp64", "triton"],
+    ids=["length", "negative", "float", "shape", "sink", "capacity", "most", "fp64", "triton"],
 )
 def test_wrong_input_is_refused(change: dict, message: str, monkeypatch) -> None:
     # Interpreted, Triton would take tensors on the CPU.

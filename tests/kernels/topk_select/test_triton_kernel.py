@@ -47,6 +47,44 @@ def test_more_wanted_than_columns(triton_device, budget):
     compare(scores, [120, 90], [budget] * 2, [0, 0], device=triton_device, columns=64)
 
 
+def test_calls_that_keep_less_share_a_kernel(triton_device):
+    """A gate tries several shares of a context: none but the first waits for a compiler."""
+    from pillarattn.kernels.topk_select.tiles import default_tiles
+    from pillarattn.kernels.topk_select.triton_kernel import topk_select as launch
+
+    # Shares of 16,384 keys, each with a size of its own otherwise.
+    own = {default_tiles(16_384, keys).columns for keys in (328, 819, 1638, 3277)}
+    assert own == {2048, 4096, 8192}
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 2, 300, generator=generator).to(triton_device)
+    lengths, budgets, recent, starts = (
+        torch.tensor(numbers, device=triton_device)
+        for numbers in ([300, 170], [9, 40], [2, 2], [0, 5])
+    )
+    rows = {"lengths": lengths, "budgets": budgets, "recent": recent, "starts": starts}
+    want = topk_select(scores, sink=1, implementation="reference", **rows)
+    for most in (0, 60, 10_000):
+        got = launch(scores, sink=1, most=most, **rows)
+        assert all(map(torch.equal, got, want))
+
+
+def test_the_launch_is_as_large_as_the_most_keys_need(monkeypatch, triton_device):
+    from pillarattn.kernels.topk_select import triton_kernel
+
+    asked, tiles = [], triton_kernel.default_tiles
+    monkeypatch.setattr(
+        triton_kernel, "default_tiles", lambda *sizes: asked.append(sizes) or tiles(*sizes)
+    )
+    scores = torch.randn(1, 1, 64, device=triton_device)
+    numbers = {
+        name: torch.tensor([n], device=triton_device)
+        for name, n in (("lengths", 60), ("budgets", 9), ("recent", 1), ("starts", 0))
+    }
+    for most in (0, 5, 30):
+        topk_select(scores, **numbers, capacity=9, most=most, implementation="triton")
+    assert asked == [(64, 9), (64, 9), (64, 30)]
+
+
 @settings(
     max_examples=25,
     deadline=None,
