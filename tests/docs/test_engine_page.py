@@ -46,6 +46,26 @@ def test_the_simulated_figures_are_those_of_the_record():
     assert table == wanted
 
 
+def test_the_figures_of_the_small_pool_are_those_of_the_record():
+    lines = (RESULTS / "engine_offload_cpu.jsonl").read_text(encoding="utf-8").splitlines()
+    *runs, factors = map(json.loads, lines)
+    wanted = {
+        one["variant"]: (
+            f"{one['tokens_per_second']:.2f}",
+            f"{factors['factors'].get(one['variant'] + ' / reserve', 1):.2f}",
+            f"{factors['factors'].get(one['variant'] + ' / lifo', 1):.2f}",
+            str(one["steps"]), str(one["stalled_steps"]), f"{one['bytes_out'] / 1e6:.1f}",
+            str(one["recomputed_tokens"]), f"{one['mean_accepted']:.2f}",
+        )
+        for one in runs
+    }  # fmt: skip
+    assert {"room", "reserve", *EVICTION_POLICIES.names()} <= set(wanted)
+    assert {one["different_requests"] for one in runs} == {0}
+    rows = [line.strip("|").split("|") for line in PAGE.splitlines() if line.count("|") == 10]
+    table = {name.strip(): tuple(cell.strip() for cell in cells) for name, *cells in rows[2:]}
+    assert table == wanted
+
+
 def test_the_shares_of_blocks_are_those_of_the_record():
     table = {}
     for size, *shares in re.findall(r"^\| (\d+) tokens? \| ([\d.]+) \| ([\d.]+) \|", PAGE, re.M):
