@@ -240,9 +240,6 @@ class DecodingRun:
                 stuck.append(row)
                 tokens.pop()
             chosen[row] = tokens
-        if stuck:
-            # A row that waits runs the same pass again, and not the one after it.
-            getattr(self.target, "forget_ahead", lambda: None)()
         counted = [outcome.stopped_at[row] is None for row in range(history.batch)]
         self.end.commit(chosen, scores, raw)
         base = [n - draft.k - 1 for n in self.target.cache.lengths.host]
@@ -250,6 +247,9 @@ class DecodingRun:
         keys = keys_attended(self.target.cache, base, self._read, draft.passes)
         drafted, steps = draft.proposed(), len(draft.passes)
         self.end.cut(before, base)
+        if any(n != 1 and not outcome.is_idle(row) for row, n in enumerate(self.end.emitted)):
+            # A row that waits, or was cut back, runs another pass than the one begun ahead.
+            getattr(self.target, "forget_ahead", lambda: None)()
         self.end.check_possible(stuck)
         # In lockstep a round may end before what was accepted does; the rest was not emitted.
         kept = list(map(min, verdict.accepted, self.end.emitted))

@@ -96,7 +96,7 @@ class Outcome:
                 if ends and self._later(row, self.settled):
                     self._stop(row, self.settled)
             if self._emit is not None:
-                self._emit(self.history.ids[:, self.settled - 1])
+                self._emit(torch.tensor(self._final(self.settled)))
 
     @property
     def _pads(self) -> bool:
@@ -115,6 +115,15 @@ class Outcome:
         for row, at in enumerate(self.stopped_at):
             if self._pads and at is not None and at < length:
                 self.history.ids[row, length - 1] = self.stop.pad_token
+
+    def _final(self, length: int) -> list[int]:
+        """Return the last of each row's `length` tokens, without asking the device."""
+        return [
+            self.stop.pad_token
+            if self._pads and at is not None and at < length
+            else self.history.token(row, length)
+            for row, at in enumerate(self.stopped_at)
+        ]
 
     def sequences(self) -> Tensor:
         """Return the finished output `[B, T]`."""

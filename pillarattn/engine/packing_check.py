@@ -13,9 +13,10 @@ from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView
 from pillarattn.patch.autocast import autocast_dtype
 
-# Largest gap to plain passes, relative to the spread of the logits. Near 1e-6 in fp32. In half
-# precision, by `coarse_gap`, SmolLM2-135M in bf16 has 0.06 on a CPU and 0.12 on an H200; the least
-# of the faults tried on it, positions of a chunk that are off by one, 0.28 (in fp32).
+# Largest gap to plain passes, relative to the spread of the logits. Near 1e-6 in fp32, which finds
+# any fault. In half precision, by `coarse_gap`, SmolLM2-135M in bf16 has 0.06 on a CPU and 0.12 on
+# an H200. Of faults tried on it positions of a chunk that are off by one have 0.28; one key that a
+# single row does not see has 0.07 to 0.18, and is found in fp32 alone.
 EXACT_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.2
 # What a single row may be off by in half precision: 0.30 was seen there. Rows that have nothing to
 # do with each other are 1.4 apart.
@@ -74,7 +75,7 @@ class PackingCheck:
 def coarse_gap(parts: Sequence[Tensor]) -> float:
     """Return how far parts of a pass are from what they should be, `[rows, V]` each.
 
-    A fault moves all rows of a part, or one of them out of all proportion. Half precision moves
+    Most faults move all rows of a part, or one of them out of all proportion. Half precision moves
     some rows much more than others: of SmolLM2-135M in bf16 on a CPU most are 0.02 to 0.05 from
     their fp32 values, and the first one of a text, whose activations are the largest by far, 0.16.
     So the median row of each part counts, and any row by what `ROW_TOLERANCE` makes of it.

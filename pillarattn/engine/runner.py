@@ -150,16 +150,7 @@ class ModelRunner:
                 self.fused.give_up(gap, check.allowed)
 
     def _look(self) -> None:
-        """Follow what has changed in the model since the last pass.
-
-        Raises:
-            NotPatchedError: the model has been unpatched: its own attention knows no pool.
-        """
-        if vars(self.model).get(RECORD) is not self.record:
-            raise NotPatchedError(
-                f"{self.name} has been unpatched since this engine was made; patch it and make "
-                "another engine"
-            )
+        """Follow what has changed in the model since the last pass."""
         if not self._watch.is_due():
             return
         try:
@@ -251,6 +242,16 @@ class ModelRunner:
         return self.uses_buffers and self.buffers.needs(segments) is not None
 
     def _begin(self) -> None:
+        """Make ready for a pass.
+
+        Raises:
+            NotPatchedError: the model has been unpatched: its own attention knows no pool.
+        """
+        if vars(self.model).get(RECORD) is not self.record:
+            raise NotPatchedError(
+                f"{self.name} has been unpatched since this engine was made; patch it and make "
+                "another engine"
+            )
         self.cache.mover.give_back()
         # Where nothing may ever be recorded, passes are as they always are.
         self.graphs.begin(is_usual=self.fused.is_settled)

@@ -186,6 +186,8 @@ def _new_run(
     selector.mean_over_ranks = None if ranks is None else ranks.mean
     if isinstance(target, HFTarget):
         selector.most_keys = call.most_keys(target.cache)
+        # Ranks must run as many passes, and each decides by itself what it replays.
+        target.begins_ahead = ranks is None
     rule = generator.new_rule(do_sample=bool(call.generation_config.do_sample))
     return DecodingRun(
         target=target,
@@ -282,7 +284,7 @@ def _outcome(
         history,
         agreed_stop(stop, stopping_criteria, ranks_of(call.model)),
         max_length=max_length,
-        emit=None if streamer is None else lambda tokens: streamer.put(tokens.cpu()),
+        emit=None if streamer is None else streamer.put,
         keep_padding=call.returns_cache,
     )
     return outcome, recorder

@@ -46,9 +46,10 @@ def patch(
             own again. Ask for it before an engine is made of the model, and before anybody else
             knows where its weights lie: CUDA graphs of your own, tensors of an earlier
             `state_dict()`, another model or process that shares them. While they lie together,
-            `save_pretrained` works and `safetensors.torch.save_model` does not. It takes layers
-            of the Llama or Qwen shape; other models stay as they are, with a warning. A copy of
-            the model, or weights in another dtype, are apart again.
+            `save_pretrained` works and `safetensors.torch.save_model` does not, and plain
+            pickle writes what they share once for each. It takes layers of the Llama or Qwen
+            shape; other models stay as they are, with a warning. `copy.deepcopy` of the model,
+            or weights in another dtype, are apart again.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded losslessly; says why and what to do.
@@ -130,15 +131,16 @@ def _join_weights(model: PreTrainedModel, record: PatchRecord) -> None:
     # What was recorded reads the weights where they were.
     free_all_of(model)
     for group in groups:
-        if lay_together(group):
-            record.joined.append(group)
+        moved = lay_together(group)
+        if moved is not None:
+            record.joined.append(moved)
     if not any(as_one(group) for group in groups):
         warnings.warn(
             f"join_weights=True joins nothing in {type(model).__name__}: it takes layers of the "
             "Llama or Qwen shape with plain linear layers, whose weights have memory of their own",
             stacklevel=3,
         )
-    if any(linear.weight.is_cuda for group in record.joined for linear in group):
+    if record.joined and model.device.type == "cuda":
         # What they lay in before is of use to others only so.
         torch.cuda.empty_cache()
 

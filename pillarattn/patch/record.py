@@ -18,6 +18,7 @@ from pillarattn.patch.decode import decode
 from pillarattn.patch.fused_layers import FusedSwitch
 from pillarattn.patch.strict import strict_products
 from pillarattn.patch.support import SUPPORTED_ATTENTION
+from pillarattn.patch.weight_memory import LaidTogether
 
 RECORD = "pillarattn_record"
 # Guards the counters of all records: they change once a generation, and a lock cannot be pickled.
@@ -33,7 +34,7 @@ class PatchRecord:
         fields: the originals' fields at that time, to see later what the model itself changed.
         had_generate: the instance's own `generate` before, or None.
         kernels: the `kernels=` of `patch`.
-        joined: linear layers whose weights `patch` has moved, so that they lie together.
+        joined: whose weights `patch` has moved, so that they lie together.
         info: what `describe` found.
         dense_reason: why sparse attention cannot act in this model, or None if it can.
         lockstep: whether all rows must stand at the same position, because the model counts it.
@@ -48,7 +49,7 @@ class PatchRecord:
     fields: list[dict[str, Any]]
     had_generate: Any = None
     kernels: str = "auto"
-    joined: list[list[Any]] = field(default_factory=list)
+    joined: list[LaidTogether] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     dense_reason: str | None = None
     lockstep: bool = False
@@ -61,6 +62,10 @@ class PatchRecord:
     fused: FusedSwitch = field(default_factory=FusedSwitch)
     users: int = 0
     originals: list[str] = field(default_factory=list)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The weights of a copy are its own.
+        return {**vars(self), "joined": []}
 
     def decode(
         self, generator: Any, model: PreTrainedModel, input_ids: Any, **prepared: Any

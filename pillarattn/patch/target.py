@@ -43,6 +43,7 @@ class HFTarget:
 
     Attributes:
         block_width: see `Target`.
+        begins_ahead: whether `forward_ahead` may begin a pass.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class HFTarget:
         self._hidden: HiddenStates | None = None
         self._draft_weights: DraftWeights | None = None
         self._captured: CapturedPasses | None = None
+        self.begins_ahead = True
         self._ahead: PassAhead | None = None
         # What an earlier turn left, so that a failed run can leave it too.
         self._earlier = cache.lengths if cache.used_layers else None
@@ -221,7 +223,7 @@ class HFTarget:
         The cache's lengths stay what they are until `forward` takes what it left.
         """
         captured = self._captured
-        if captured is None or self._tap is not None or not self.cuts:
+        if captured is None or self._tap is not None or not (self.cuts and self.begins_ahead):
             return
         inputs = self._inputs(tokens.unsqueeze(1), 1)
         # Of inputs without positions nothing is recorded.

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 # A weight and a bias, or None.
 Pair = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class LaidTogether:
+    """Layers whose weights were moved, as long as there are such layers.
+
+    Attributes:
+        linears: those layers.
+        memories: where what they share begins.
+    """
+
+    linears: tuple[ref[nn.Linear], ...]
+    memories: frozenset[int]
 
 
 def as_one(linears: Sequence[nn.Linear]) -> Pair | None:
@@ -25,8 +40,8 @@ def as_one(linears: Sequence[nn.Linear]) -> Pair | None:
     return None if biases and bias is None else (weight, bias)
 
 
-def lay_together(group: Sequence[nn.Linear]) -> bool:
-    """Move the weights of layers to memory where they follow each other; return whether it did.
+def lay_together(group: Sequence[nn.Linear]) -> LaidTogether | None:
+    """Move the weights of layers to memory where they follow each other; None: it moved nothing.
 
     Parameters stay the objects that they are, with the values that they have; tensors that share
     their memory do so no longer. Weights are left where they are if they lie together already,
@@ -37,20 +52,27 @@ def lay_together(group: Sequence[nn.Linear]) -> bool:
     if any(linear.bias is not None for linear in group):
         parts.append([linear.bias for linear in group])
     if as_one(group) is not None or not all(map(_can_move, parts)):
-        return False
-    for part in parts:
-        _move(part)
-    return True
+        return None
+    # All of the room is there before anything moves.
+    with torch.inference_mode(False), torch.no_grad():
+        memories = [torch.cat([one.data for one in part]) for part in parts]
+        for part, memory in zip(parts, memories, strict=True):
+            places = memory.split([one.shape[0] for one in part])
+            for one, place in zip(part, places, strict=True):
+                one.data = place
+    starts = frozenset(memory.untyped_storage().data_ptr() for memory in memories)
+    return LaidTogether(tuple(map(ref, group)), starts)
 
 
-def lay_apart(groups: Sequence[Sequence[nn.Linear]]) -> None:
-    """Give the weights that lie together memory of their own again."""
+def lay_apart(groups: Iterable[LaidTogether]) -> None:
+    """Give weights that were moved, and still lie where they were moved to, memory of their own."""
     for group in groups:
-        if as_one(group) is None:
-            continue
-        for linear in group:
-            for parameter in (linear.weight, linear.bias):
-                if parameter is not None:
+        for linear in filter(None, (held() for held in group.linears)):
+            for name in ("weight", "bias"):
+                parameter = getattr(linear, name, None)
+                if not isinstance(parameter, Tensor):
+                    continue
+                if parameter.untyped_storage().data_ptr() in group.memories:
                     with torch.inference_mode(False), torch.no_grad():
                         parameter.data = parameter.data.clone()
 
@@ -88,10 +110,3 @@ def _can_move(parts: Sequence[Tensor | None]) -> bool:
 
 def _are_alike(first: Tensor, part: Tensor) -> bool:
     return (part.dtype, part.device, part.shape[1:]) == (first.dtype, first.device, first.shape[1:])
-
-
-def _move(parts: Sequence[nn.Parameter]) -> None:
-    with torch.inference_mode(False), torch.no_grad():
-        memory = torch.cat([part.data for part in parts])
-        for part, place in zip(parts, memory.split([p.shape[0] for p in parts]), strict=True):
-            part.data = place

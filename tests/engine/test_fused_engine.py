@@ -346,10 +346,12 @@ def test_on_a_gpu(tiny_model, prompts, calls, family):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_an_engine_of_a_model_that_was_unpatched_says_so(tiny_model, prompts, again):
+@pytest.mark.parametrize("buffers", [False, True])
+def test_an_engine_of_a_model_that_was_unpatched_says_so(tiny_model, prompts, again, buffers):
     """Its own attention would read keys of no pool, and give other tokens."""
     model = pillarattn.patch(fresh(tiny_model))
     run = engine_of(model)
+    run.runner.uses_buffers = buffers
     run.generate(prompts[:1], SamplingParams(max_tokens=NEW))
     pillarattn.unpatch(model)
     if again:

@@ -9,6 +9,8 @@ import pytest
 import pillarattn
 from pillarattn import SelfSpeculativeGenerator
 from pillarattn.datatypes import Phase
+from pillarattn.decoding.loop import DecodingRun
+from pillarattn.decoding.round_end import RoundEnd
 from pillarattn.errors import UnsupportedModelError
 from pillarattn.modules.step import StepState
 from pillarattn.patch.target import HFTarget
@@ -49,6 +51,13 @@ def watched(target):
 def no_positions(target):
     """The model counts positions by itself: they would be recorded."""
     with changed(target, "_next_position", None):
+        yield
+
+
+@contextmanager
+def ranks_of_one_model(target):
+    """One that replays and one that does not would run different numbers of passes."""
+    with changed(target, "begins_ahead", False):
         yield
 
 
@@ -102,8 +111,9 @@ def plain_recording(target):
 
 @pytest.mark.parametrize(
     "hindrance",
-    [lockstep, states_to_roll_back, watched, no_positions, no_recordings, nothing_compared,
-     another_kind_compared, not_recorded, where_it_was_recorded, no_room, given_up],
+    [lockstep, states_to_roll_back, watched, no_positions, ranks_of_one_model, no_recordings,
+     nothing_compared, another_kind_compared, not_recorded, where_it_was_recorded, no_room,
+     given_up],
 )  # fmt: skip
 def test_what_is_not_replayed_as_it_is_begins_later(
     rehearsed, tiny_model, prompt, monkeypatch, hindrance
@@ -182,3 +192,28 @@ def test_strict_passes_are_compared_by_themselves(rehearsed, tiny_model, prompt,
     monkeypatch.setattr(HFTarget, "forward_ahead", noted)
     patched.generate(ids, **options)
     assert found.count((True, False, True)) > 8
+
+
+def test_a_row_that_is_cut_back_runs_another_pass(rehearsed, tiny_model, prompt, monkeypatch):
+    """A criterion of the whole batch may end a row behind the pass that was begun for it."""
+    patched, ids = pillarattn.patch(tiny_model("llama")), prompt(2, 30)
+    pillar, cut, held = SelfSpeculativeGenerator(k=0), RoundEnd.cut, []
+    accept = DecodingRun.accept
+
+    def cut_back(self, before, base):
+        cut(self, before, base)
+        if before[0] == 36:
+            self.emitted[0] = 0
+
+    def noted(self, *arguments):
+        accept(self, *arguments)
+        held.append((self.history.lengths[0], self.target._ahead is not None))
+
+    options = {"max_new_tokens": 12, "do_sample": False, "assistant": pillar}
+    for _ in range(2):
+        expected = patched.generate(ids, **options)
+    monkeypatch.setattr(DecodingRun, "accept", noted)
+    monkeypatch.setattr(RoundEnd, "cut", cut_back)
+    assert patched.generate(ids, **options).equal(expected)
+    found = dict(held)
+    assert found[36] and not found[37] and found[38]

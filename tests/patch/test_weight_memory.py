@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
+import weakref
 
 import pytest
 import torch
@@ -55,9 +58,9 @@ def test_weights_laid_together_are_one_view_of_the_same_values(bias):
 
 def test_weights_laid_apart_have_memory_of_their_own():
     group = linears(4, 2)
-    lay_together(group)
+    moved = lay_together(group)
     held = stacked(group)
-    lay_apart([group])
+    lay_apart([moved])
     assert as_one(group) is None
     assert stacked(group)[0].equal(held[0])
     for linear in group:
@@ -113,7 +116,8 @@ def test_what_cannot_move_stays_where_it_is(change):
     group, other = linears(4, 2), linears(3, 3)
     change(group)
     places = [linear.weight.data_ptr() for linear in group]
-    assert [lay_together(group), lay_together(other)] == [False, True]
+    assert lay_together(group) is None
+    assert lay_together(other) is not None
     assert [linear.weight.data_ptr() for linear in group] == places
     assert as_one(group) is None
     assert as_one(other) is not None
@@ -122,7 +126,8 @@ def test_what_cannot_move_stays_where_it_is(change):
 def test_a_weight_of_two_groups_stays_with_the_first():
     first, second = linears(4, 2, bias=False), linears(4, 2, bias=False)
     second[0].weight = first[0].weight
-    assert [lay_together(first), lay_together(second)] == [True, False]
+    assert lay_together(first) is not None
+    assert lay_together(second) is None
     assert as_one(first) is not None
     assert as_one(second) is None
 
@@ -145,7 +150,7 @@ def test_inference_tensors_stay():
 
 def test_joined_weights_that_lie_together_are_not_copied():
     near, far = linears(4, 2), linears(3, 3)
-    lay_together(near)
+    moved = lay_together(near)
     joined, rows = JoinedWeights(), torch.randn(3, 6)
     joined.fill([near, far])
     assert len(joined._memory) == 1
@@ -154,7 +159,7 @@ def test_joined_weights_that_lie_together_are_not_copied():
         for group in (near, far):
             apart = torch.cat([linear(rows) for linear in group], dim=1)
             torch.testing.assert_close(joined.outputs(group, rows), apart)
-    lay_apart([near])
+    lay_apart([moved])
     joined.fill([near, far])
     with torch.no_grad():
         near[1].weight.mul_(3.0)
@@ -219,6 +224,55 @@ def test_weights_are_apart_again_whatever_listens_to_the_model(tiny_model):
     pillarattn.unpatch(model)
     hook.remove()
     assert all(as_one(group) is None for group in groups)
+
+
+def test_what_was_replaced_stays_and_the_rest_comes_apart(tiny_model):
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")), join_weights=True)
+    first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
+    other = torch.zeros(2, *first.q_proj.weight.shape)
+    first.q_proj.weight.data = other[0]
+    del second.k_proj.weight
+    pillarattn.unpatch(model)
+    # A part of somebody's larger memory is left there.
+    assert first.q_proj.weight.data_ptr() == other.data_ptr()
+    for linear in (first.k_proj, first.v_proj, second.q_proj, second.v_proj):
+        assert linear.weight.untyped_storage().nbytes() == linear.weight.nbytes
+
+
+def test_layers_that_were_replaced_are_gone(tiny_model):
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")), join_weights=True)
+    attention = model.model.layers[0].self_attn
+    gone = weakref.ref(attention.q_proj)
+    attention.q_proj = nn.Linear(4, 4)
+    gc.collect()
+    assert gone() is None
+    pillarattn.unpatch(model)
+
+
+def test_to_unpatch_a_copy_leaves_the_model_joined(tiny_model):
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")), join_weights=True)
+    other, stored = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for one in (other, stored):
+        pillarattn.unpatch(one)
+        assert not patching.is_patched(one)
+    assert all(as_one(group) is not None for group in groups_of(model))
+    pillarattn.unpatch(model)
+    assert all(as_one(group) is None for group in groups_of(model))
+
+
+def test_nothing_moves_where_there_is_no_room(monkeypatch):
+    group, cat = linears(4, 2), torch.cat
+
+    def short(parts):
+        if parts[0].ndim == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return cat(parts)
+
+    places = [linear.weight.data_ptr() for linear in group]
+    monkeypatch.setattr(torch, "cat", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        lay_together(group)
+    assert [linear.weight.data_ptr() for linear in group] == places
 
 
 def test_a_wrapped_model_is_joined(tiny_model):
