@@ -3,25 +3,26 @@
     python -m benchmarks.engine_peers --device cuda --dtype bfloat16 --batch 64 --length 4096 \\
         --new-tokens 256 --out engine_peers.jsonl
 
-Every variant decodes the same prompts greedily, to the same number of tokens, in one process:
+Every variant decodes the same prompts greedily, to the same number of tokens, in one process and in
+turns, after a run that warms it up:
 
     dynamic      the model's own `generate`
     static       the same with `cache_implementation="static"`, which transformers compiles on a GPU
+                 (on a CPU it runs with `--static` only)
     batching     the model's own `generate_batch`, transformers' continuous batching
     plain        the engine without drafts
     speculative  the engine with drafts
 
-Tokens are compared with `generate`'s before anything is timed. In fp32 they must be equal; in half
-precision records say how many requests differ. What a peer cannot do is recorded in its own words.
+The tokens of each run are compared with those of the first variant. In fp32 they must be equal; in
+half precision records say how many requests differ. What a peer cannot do is recorded in its own
+words, and the others go on.
 A host that runs a model eagerly may vary threefold from one run to the next.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,184 +30,114 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import ContinuousBatchingConfig, GenerationConfig
 
-import pillarattn
-from benchmarks.shape_cells import measure_variants, split_variants
-from pillarattn.evaluation.batch_timing import timed_batch
-from pillarattn.evaluation.demo_model import load_model
+from benchmarks.peer_cell import OURS, PLAIN, STATIC, VARIANTS, PeerCell, Record, Tokens
+from benchmarks.shape_cells import split_variants
 from pillarattn.evaluation.environment import environment, source_commit
-from pillarattn.evaluation.generate_bench_cell import prompts
 from pillarattn.evaluation.results import append_record
 
 SCHEMA = 1
-KIND = "engine-peers"
-DYNAMIC, STATIC, BATCHING, PLAIN, SPECULATIVE = VARIANTS = (
-    "dynamic", "static", "batching", "plain", "speculative",
-)  # fmt: skip
-# Tokens of a block of transformers' paged cache.
-BLOCK = 256
-Record = dict[str, Any]
-Tokens = list[list[int]]
+KIND, RUN = "engine-peers", "engine-peers-run"
+KINDS = ("decode", "whole")
 
 
-class PeerCell:
-    """Prompts of one length, decoded by each variant.
+class Turns:
+    """Runs of all variants, one after the other, again and again.
 
     Args:
-        given: options of the command.
+        cell: runs a variant.
+        names: of the variants, in order.
+        repeats: timed runs of each, after one that warms up.
+        exact: whether tokens must be equal.
+        on_done: given a variant and its timed run, as soon as it has ended: what is interrupted
+            later keeps those.
+
+    Attributes:
+        found: a record a variant.
+        differing: variants whose tokens had to be equal and are not.
     """
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given = given
-        self.model, tokenizer = load_model(given.model, device=given.device, dtype=given.dtype)
-        self.ids = prompts(tokenizer, given.batch, given.length, shared=False)
-        # Tokens of the variant that came first, which has the model's own code.
-        self.expected: Tokens | None = None
+    def __init__(
+        self, cell: Any, names: Sequence[str], *, repeats: int, exact: bool,
+        on_done: Callable[[str, Record], None] = lambda name, run: None,
+    ) -> None:  # fmt: skip
+        self.cell, self.names, self.repeats, self.exact = cell, names, repeats, exact
+        self.on_done = on_done
+        self.found: dict[str, Record] = {name: {"runs": []} for name in names}
+        self.differing: list[str] = []
+        self._expected: Tokens | None = None
+        self._reference = ""
 
-    def measure(self, name: str) -> Record:
-        """Return the figures of a variant, after a run that warms it up.
+    def take(self) -> None:
+        """Run every variant as often as asked; one that fails is left out from then on."""
+        for turn in range(self.repeats + 1):
+            # Each turn begins with another one, so that none has the same neighbour throughout.
+            first = turn % len(self.names)
+            for name in [*self.names[first:], *self.names[:first]]:
+                if "error" not in self.found[name]:
+                    self._run(name, timed=turn > 0)
+        for one in self.found.values():
+            if "error" not in one:
+                summarise(one)
+        plain = self.found.get(PLAIN, {"error": "not asked for"})
+        for one in self.found.values():
+            if "error" not in one and "error" not in plain:
+                one["plain_over"] = {
+                    kind: plain[f"{kind}_tokens_per_second"] / one[f"{kind}_tokens_per_second"]
+                    for kind in KINDS
+                }
 
-        Raises:
-            ValueError: its fp32 tokens are not those of the first variant.
-        """
-        run = self._runner(name)
-        if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.model.device)
-        tokens, _ = run()
-        found = self._compared(name, tokens)
-        runs = [run()[1] for _ in range(self.given.repeats)]
-        for kind in ("decode", "whole"):
-            speeds = [one[f"{kind}_tokens"] / max(one[f"{kind}_seconds"], 1e-9) for one in runs]
-            found[f"{kind}_tokens_per_second"] = median(speeds)
-            found[f"{kind}_spread"] = [min(speeds), max(speeds)]
-        is_cuda = self.model.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self.model.device) if is_cuda else None
-        return {**found, "runs": runs, "peak_bytes": peak}
-
-    def _compared(self, name: str, tokens: Tokens) -> Record:
-        if self.expected is None:
-            self.expected = tokens
-        different = sum(a != b for a, b in zip(tokens, self.expected, strict=True))
-        if different and self.given.dtype == "float32":
-            raise ValueError(f"{different} of {len(tokens)} requests differ from the first variant")
-        return {"different_requests": different}
-
-    def _runner(self, name: str) -> Callable[[], tuple[Tokens, Record]]:
-        if name in (DYNAMIC, STATIC):
-            return lambda: self._generate(static=name == STATIC)
-        if name == BATCHING:
-            # It gives the model another attention.
-            model = deepcopy(self.model)
-            return lambda: self._generate_batch(model)
-        return lambda: self._engine(speculative=name == SPECULATIVE)
-
-    def _generate(self, *, static: bool) -> tuple[Tokens, Record]:
-        ids = self.ids.to(self.model.device)
-        extra = {"cache_implementation": "static"} if static else {}
-        sequences, times = timed_batch(
-            self.model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
-            end_tokens=frozenset(), max_new_tokens=self.given.new_tokens, do_sample=False,
-            eos_token_id=None, pad_token_id=0, **extra,
-        )  # fmt: skip
-        return sequences[:, ids.shape[1] :].tolist(), _figures(
-            self.given, times.total_seconds, times.decoded_tokens, times.decode_seconds
-        )
-
-    def _generate_batch(self, model: Any) -> tuple[Tokens, Record]:
-        config = GenerationConfig(
-            max_new_tokens=self.given.new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
-        sizes = None
-        if model.device.type == "cpu":
-            # By itself it takes nine tenths of the memory.
-            blocks = self.given.batch * (2 + (self.given.length + self.given.new_tokens) // BLOCK)
-            sizes = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=2048)
-        begun = time.perf_counter()
-        found = model.generate_batch(
-            inputs=self.ids.tolist(), generation_config=config, record_timestamps=True,
-            continuous_batching_config=sizes,
-        )  # fmt: skip
-        whole = time.perf_counter() - begun
-        failed = [one.error for one in found.values() if one.error is not None]
-        if failed or len(found) != len(self.ids):
-            raise RuntimeError(f"{len(found)} of {len(self.ids)} requests came back: {failed[:1]}")
-        outputs = list(found.values())
-        times = [one.timestamps for one in outputs]
-        # As elsewhere, what follows the last prompt.
-        first, last = max(one[0] for one in times), max(one[-1] for one in times)
-        decoded = sum(stamp > first for one in times for stamp in one)
-        tokens = [list(map(int, one.generated_tokens)) for one in outputs]
-        return tokens, _figures(self.given, whole, decoded, last - first)
-
-    def _engine(self, *, speculative: bool) -> tuple[Tokens, Record]:
-        given = self.given
-        pillarattn.patch(self.model, join_weights=self.model.device.type == "cuda")
+    def _run(self, name: str, *, timed: bool) -> None:
+        record = self.found[name]
+        print(f"{name}, {'run' if timed else 'warm-up'}", flush=True)
         try:
-            room = -(-(given.length + given.new_tokens + given.k + 1) // 16) * 16
-            config = pillarattn.EngineConfig(
-                kv_tokens=given.batch * room, max_batch=given.batch, speculative=speculative,
-                prefill_chunk=max(2048, 32 * given.batch), prefix_cache=False,
-                pillar=pillarattn.PillarConfig(k=given.k, s=given.s),
-            )  # fmt: skip
-            engine = pillarattn.Engine(self.model, config)
-            params = pillarattn.SamplingParams(
-                max_tokens=given.new_tokens, temperature=0.0, ignore_eos=True
+            tokens, run = self.cell.run(name)
+        except Exception as error:
+            record["error"] = f"{type(error).__name__}: {error}"
+            return
+        if timed:
+            record["runs"].append(run)
+            self.on_done(name, run)
+        if self._expected is None:
+            self._expected, self._reference = tokens, name
+        record["compared_with"] = self._reference
+        different = sum(a != b for a, b in zip(tokens, self._expected, strict=True))
+        record["different_requests"] = max(different, record.get("different_requests", 0))
+        if different and self.exact:
+            self.differing.append(name)
+            record["error"] = (
+                f"ValueError: {different} of {len(tokens)} requests have other tokens than those "
+                f"of {self._reference}"
             )
-            return _steps(given, engine, self.ids.tolist(), params)
-        finally:
-            pillarattn.unpatch(self.model)
 
 
-def _steps(
-    given: argparse.Namespace, engine: Any, texts: Tokens, params: Any
-) -> tuple[Tokens, Record]:
-    """Run an engine to its end."""
-    begun = time.perf_counter()
-    names = [engine.add_request(text, params) for text in texts]
-    waiting, outputs, decoded, first = set(names), dict[str, list[int]](), 0, begun
-    while engine.has_unfinished:
-        reads = bool(waiting)
-        for output in engine.step():
-            waiting.discard(output.request_id)
-            decoded += len(output.new_token_ids)
-            if output.finish_reason is not None:
-                outputs[output.request_id] = list(output.token_ids)
-        if reads:
-            _wait(engine)
-            first, decoded = time.perf_counter(), 0
-    _wait(engine)
-    end = time.perf_counter()
-    return [outputs[name] for name in names], _figures(given, end - begun, decoded, end - first)
+def summarise(record: Record) -> None:
+    """Add the median speed of decode and of all, each with its spread, and processor time."""
+    for kind in KINDS:
+        speeds = [
+            one[f"{kind}_tokens"] / max(one[f"{kind}_seconds"], 1e-9) for one in record["runs"]
+        ]
+        record[f"{kind}_tokens_per_second"] = median(speeds)
+        record[f"{kind}_spread"] = [min(speeds), max(speeds)]
+    record["processor_seconds"] = median(one["processor_seconds"] for one in record["runs"])
 
 
-def _figures(given: argparse.Namespace, whole: float, decoded: int, seconds: float) -> Record:
-    return {
-        "whole_seconds": whole, "whole_tokens": given.batch * given.new_tokens,
-        "decode_seconds": seconds, "decode_tokens": decoded,
-    }  # fmt: skip
-
-
-def _wait(engine: Any) -> None:
-    if engine.runner.device.type == "cuda":
-        torch.cuda.synchronize(engine.runner.device)
-
-
-def table(done: dict[str, Record]) -> Table:
+def table(records: Iterable[tuple[str, Record]]) -> Table:
     """Return what each variant reached, and the engine's plain mode over it."""
     found = Table(
-        "variant", "decode tokens/s", "spread", "whole tokens/s", "engine plain / it", "differ"
-    )
-    plain = done.get(PLAIN)
-    for name, one in done.items():
-        low, high = one["decode_spread"]
-        ratio = plain["decode_tokens_per_second"] / one["decode_tokens_per_second"] if plain else 0
-        found.add_row(
-            name, f"{one['decode_tokens_per_second']:,.0f}", f"{low:,.0f}..{high:,.0f}",
-            f"{one['whole_tokens_per_second']:,.0f}", f"{ratio:.2f}x" if plain else "",
-            str(one["different_requests"]),
-        )  # fmt: skip
+        "variant", "decode tokens/s", "spread", "plain / it", "whole tokens/s", "spread",
+        "plain / it", "processor s", "differ",
+    )  # fmt: skip
+    for name, one in records:
+        if "runs" not in one or "error" in one:
+            continue
+        cells = [name]
+        for kind in KINDS:
+            low, high = one[f"{kind}_spread"]
+            over = f"{one['plain_over'][kind]:.2f}x" if "plain_over" in one else ""
+            speed = one[f"{kind}_tokens_per_second"]
+            cells += [f"{speed:,.1f}", f"{low:,.1f}..{high:,.1f}", over]
+        found.add_row(*cells, f"{one['processor_seconds']:.1f}", str(one["different_requests"]))
     return found
 
 
@@ -218,6 +149,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=1024, help="prompt tokens of each request")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--variants", default=",".join(VARIANTS), help="which, and in what order")
+    parser.add_argument("--static", action="store_true", help="run it on a CPU, too")
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--s", type=float, default=0.05)
     parser.add_argument("--repeats", type=int, default=3, help="timed runs, after one to warm up")
@@ -229,6 +161,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         if getattr(given, option) < least:
             name = option.replace("_", "-")
             parser.error(f"--{name} must be at least {least}, got {getattr(given, option)}")
+    if not 0 < given.s <= 1:
+        parser.error(f"--s must be above 0 and at most 1, got {given.s}")
     split_variants(parser, given, VARIANTS)
     return given
 
@@ -237,25 +171,37 @@ def main() -> None:
     given = parsed()
     cell = PeerCell(given)
     about = {
-        "kind": KIND, "schema": SCHEMA, "settings": {**vars(given), "out": None},
+        "schema": SCHEMA, "settings": {**vars(given), "out": None},
         "environment": environment(cell.model.device), "commit": source_commit(),
     }  # fmt: skip
 
-    def write(record: Record) -> None:
+    def write(kind: str, name: str, record: Record) -> None:
         if given.out:
-            append_record(given.out, record)
+            append_record(given.out, {"kind": kind, **about, "variant": name, **record})
+
+    skipped: dict[str, Record] = {}
+    if cell.model.device.type == "cpu" and not given.static and STATIC in given.variants:
+        skipped[STATIC] = {"skipped": "transformers compiles it on a GPU only: see --static"}
+    names = [name for name in given.variants if name not in skipped]
+    if not names:
+        raise SystemExit(f"nothing to run: {skipped[STATIC]['skipped']}")
+    turns = Turns(
+        cell, names, repeats=given.repeats, exact=cell.model.dtype == torch.float32,
+        on_done=lambda name, run: write(RUN, name, {"run": run}),
+    )  # fmt: skip
+    turns.take()
+    records = [(name, {**turns.found, **skipped}[name]) for name in given.variants]
+    for name, record in records:
+        write(KIND, name, record)
         for word in ("error", "skipped"):
             if word in record:
-                print(f"{record['variant']}: {record[word]}", flush=True)
-
-    done, _ = measure_variants(
-        given.variants, header=lambda name: {**about, "variant": name}, measure=cell.measure,
-        write=write,
-    )  # fmt: skip
-    Console().print(table(done))
-    ours = {PLAIN, SPECULATIVE} & set(given.variants)
-    if not ours <= set(done):
-        raise SystemExit("the engine failed or differs; its record says why")
+                print(f"{name}: {record[word]}", flush=True)
+    Console().print(table(records))
+    if turns.differing:
+        raise SystemExit(f"other tokens in fp32: {', '.join(turns.differing)}")
+    failed = [name for name in OURS if "error" in turns.found.get(name, {})]
+    if failed:
+        raise SystemExit(f"the engine failed: {', '.join(failed)}; their records say why")
 
 
 if __name__ == "__main__":
