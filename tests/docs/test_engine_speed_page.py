@@ -201,3 +201,24 @@ def test_pooling_all_rows():
         found[4, "all"], found[4, "standing"], found[8, "all"], found[8, "standing"]
     )
     assert said in PAGE.replace("\n", " ")
+
+
+def test_beside_the_batching_of_transformers():
+    every = [r for r in records("engine_peers_cpu.jsonl") if r["kind"] == "engine-peers"]
+    found = {r["variant"]: r for r in every if "runs" in r}
+    table = rows("Beside transformers' own batching, on a CPU")
+    for name, variant in (
+        ("`generate`, dynamic cache", "dynamic"), ("`generate_batch`", "batching"),
+        ("engine, plain", "plain"), ("engine, k = 4", "speculative"),
+    ):  # fmt: skip
+        one, cells = found.pop(variant), []
+        for kind in ("decode", "whole"):
+            low, high = one[f"{kind}_spread"]
+            cells += [
+                f"{one[f'{kind}_tokens_per_second']:.1f} ({low:.1f}..{high:.1f})",
+                f"{one['plain_over'][kind]:.2f}",
+            ]
+        assert table[name] == cells
+        assert one["different_requests"] == 0
+        assert one["environment"]["threads"] == 1
+    assert not found
