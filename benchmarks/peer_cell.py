@@ -14,6 +14,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 import pillarattn
 from pillarattn.evaluation.batch_timing import timed_batch
 from pillarattn.evaluation.demo_model import load_model
+from pillarattn.evaluation.engine_bench import timed_requests
 from pillarattn.evaluation.generate_bench_cell import prompts
 
 DYNAMIC, STATIC, BATCHING, PLAIN, SPECULATIVE = VARIANTS = (
@@ -140,31 +141,14 @@ class PeerCell:
         params = pillarattn.SamplingParams(
             max_tokens=self.given.new_tokens, temperature=0.0, ignore_eos=True
         )
+        texts = self.ids.tolist()
         begun = time.perf_counter()
-        names = [engine.add_request(text, params) for text in self.ids.tolist()]
-        waiting, outputs, decoded, first = set(names), dict[str, list[int]](), 0, begun
-        while engine.has_unfinished:
-            reads = bool(waiting)
-            for output in engine.step():
-                waiting.discard(output.request_id)
-                decoded += len(output.new_token_ids)
-                if output.finish_reason is not None:
-                    outputs[output.request_id] = list(output.token_ids)
-            if reads:
-                _wait(engine)
-                first, decoded = time.perf_counter(), 0
-        _wait(engine)
-        end = time.perf_counter()
-        tokens = [outputs[name] for name in names]
-        return tokens, self._figures(end - begun, decoded, end - first)
+        tokens, run = timed_requests(engine, texts, [params] * len(texts), len(texts))
+        whole = time.perf_counter() - begun
+        return tokens, self._figures(whole, run["tokens"], run["seconds"])
 
     def _figures(self, whole: float, decoded: int, seconds: float) -> Record:
         return {
             "whole_seconds": whole, "whole_tokens": self.given.batch * self.given.new_tokens,
             "decode_seconds": seconds, "decode_tokens": decoded,
         }  # fmt: skip
-
-
-def _wait(engine: Any) -> None:
-    if engine.runner.device.type == "cuda":
-        torch.cuda.synchronize(engine.runner.device)

@@ -181,7 +181,7 @@ def _cell(
             on_run(batch, f"{name}, {'warm-up' if repeat < 1 else f'run {repeat}'}")
             engine = bench.engine(model, batch, variant)
             params = [bench.params(i, variant) for i in range(count)]
-            tokens[name], run = _timed(engine, texts, params, batch)
+            tokens[name], run = timed_requests(engine, texts, params, batch)
             del engine
             if repeat > 0:
                 variants[name]["runs"].append(run)
@@ -222,7 +222,7 @@ def _compared(variant: Variant, tokens: list[list[int]], plain: list[list[int]])
     }
 
 
-def _timed(
+def timed_requests(
     engine: Engine, texts: list[list[int]], params: list[SamplingParams], batch: int
 ) -> tuple[list[list[int]], Record]:
     """Return the tokens of all requests, and the time of what follows the first batch's prompts.

@@ -94,14 +94,14 @@ def test_sampled_tokens_are_compared_where_they_must_be_equal(tiny_checkpoint):
 
 
 def test_what_is_interrupted_keeps_the_runs_that_have_ended(tiny_checkpoint, tmp_path, monkeypatch):
-    out, step = tmp_path / "bench.jsonl", engine_bench._timed
+    out, step = tmp_path / "bench.jsonl", engine_bench.timed_requests
 
     def second_never_ends(engine, texts, params, batch):
         if engine.config.speculative is True:
             raise KeyboardInterrupt
         return step(engine, texts, params, batch)
 
-    monkeypatch.setattr(engine_bench, "_timed", second_never_ends)
+    monkeypatch.setattr(engine_bench, "timed_requests", second_never_ends)
     options = ["--model", str(tiny_checkpoint), "--batch", "2", "--length", "30", "--out", str(out)]
     options += ["--new-tokens", "4", "--k", "2", "--warm-ups", "0", "--repeats", "1"]
     result = CliRunner().invoke(app, ["bench", "engine", *options])
