@@ -113,15 +113,17 @@ class Outcome:
 
     def _fill_padding(self, length: int) -> None:
         for row, at in enumerate(self.stopped_at):
-            if self._pads and at is not None and at < length:
+            if self._is_padding(at, length):
                 self.history.ids[row, length - 1] = self.stop.pad_token
+
+    def _is_padding(self, at: int | None, length: int) -> bool:
+        """Whether the last of `length` tokens is padding in a row that stopped at `at`."""
+        return self._pads and at is not None and at < length
 
     def _final(self, length: int) -> list[int]:
         """Return the last of each row's `length` tokens, without asking the device."""
         return [
-            self.stop.pad_token
-            if self._pads and at is not None and at < length
-            else self.history.token(row, length)
+            self.stop.pad_token if self._is_padding(at, length) else self.history.token(row, length)
             for row, at in enumerate(self.stopped_at)
         ]
 
