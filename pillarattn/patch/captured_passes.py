@@ -215,10 +215,13 @@ class CapturedPasses:
     def will_replay(self, inputs: dict[str, Any], step: StepState, width: int) -> bool:
         """Whether `run` would replay such a pass, and neither record nor compare it."""
         held = self._kept.get(self._key(inputs, step, width))
-        kind = (step.phase, width, "strict") if self.strict else (step.phase, width)
-        if held is None or held.replay is None or kind not in self.proven:
+        if held is None or held.replay is None:
             return False
-        return held.first != self.cache.lengths.host
+        return self._kind(step, width) in self.proven and held.first != self.cache.lengths.host
+
+    def _kind(self, step: StepState, width: int) -> tuple[Any, ...]:
+        """Return what a pass has in common with those that are compared once for all of them."""
+        return (step.phase, width, "strict") if self.strict else (step.phase, width)
 
     def rebound(self, forward: Forward | None, fused: FusedLayers | None) -> CapturedPasses:
         """Return the same recordings for another run over the cache; None: they hold no model."""
@@ -341,7 +344,7 @@ class CapturedPasses:
 
         If not, the cache is as it was before the pass.
         """
-        kind = step.phase, width
+        kind = self._kind(step, width)
         if kind in self.proven:
             return True
         assert self._forward is not None
@@ -360,7 +363,7 @@ class CapturedPasses:
 
     def _check_again(self, recording: Recording, logits: Tensor, base: RowLengths) -> None:
         """Run a replayed pass without its graph, once a kind: the same kernels, the same bits."""
-        kind = recording.step.phase, recording.width, "strict"
+        kind = self._kind(recording.step, recording.width)
         if kind in self.proven:
             return
         self._set_lengths(base)

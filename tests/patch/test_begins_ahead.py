@@ -28,80 +28,33 @@ def changed(owner, name, value):
 
 
 @contextmanager
-def lockstep(target):
-    with changed(target, "lockstep", True):
-        yield
-
-
-@contextmanager
 def states_to_roll_back(target):
+    """Those of recurrent layers, which no length cuts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(target.cache), "state_layers", property(lambda _: [object()]))
         yield
 
 
-@contextmanager
-def watched(target):
-    """A draft head wants hidden states of each pass, which no replay hands out."""
-    with changed(target, "_tap", object()):
-        yield
-
-
-@contextmanager
-def no_positions(target):
-    """The model counts positions by itself: they would be recorded."""
-    with changed(target, "_next_position", None):
-        yield
-
-
-@contextmanager
-def ranks_of_one_model(target):
-    """One that replays and one that does not would run different numbers of passes."""
-    with changed(target, "begins_ahead", False):
-        yield
-
-
-@contextmanager
-def no_recordings(target):
-    with changed(target, "_captured", None):
-        yield
-
-
-@contextmanager
-def nothing_compared(target):
-    with changed(target._captured, "proven", set()):
-        yield
-
-
-@contextmanager
-def another_kind_compared(target):
-    with changed(target._captured, "proven", {(Phase.DRAFT, 1), (Phase.VERIFY, 5)}):
-        yield
-
-
-@contextmanager
-def not_recorded(target):
-    with changed(plain_recording(target), "replay", None):
-        yield
-
-
-@contextmanager
-def where_it_was_recorded(target):
-    """The replay there is not compared, and tells nothing of other lengths."""
-    with changed(plain_recording(target), "first", target.cache.lengths.host):
-        yield
-
-
-@contextmanager
-def no_room(target):
-    with changed(target._captured, "_capacity", target.cache.lengths.max):
-        yield
-
-
-@contextmanager
-def given_up(target):
-    with changed(target._captured, "reason", "another length has other logits"):
-        yield
+HINDRANCES = {
+    "rows advance together": lambda t: changed(t, "lockstep", True),
+    "states to roll back": states_to_roll_back,
+    # A draft head wants hidden states of each pass, which no replay hands out.
+    "watched": lambda t: changed(t, "_tap", object()),
+    # The model counts positions by itself: they would be recorded.
+    "no positions": lambda t: changed(t, "_next_position", None),
+    # One rank that replays and one that does not would run different numbers of passes.
+    "ranks of one model": lambda t: changed(t, "begins_ahead", False),
+    "no recordings": lambda t: changed(t, "_captured", None),
+    "nothing compared": lambda t: changed(t._captured, "proven", set()),
+    "another kind compared": lambda t: changed(
+        t._captured, "proven", {(Phase.DRAFT, 1), (Phase.VERIFY, 5)}
+    ),
+    "not recorded": lambda t: changed(plain_recording(t), "replay", None),
+    # The replay there is not compared, and tells nothing of other lengths.
+    "where it was recorded": lambda t: changed(plain_recording(t), "first", t.cache.lengths.host),
+    "no room": lambda t: changed(t._captured, "_capacity", t.cache.lengths.max),
+    "given up": lambda t: changed(t._captured, "reason", "another length has other logits"),
+}
 
 
 def plain_recording(target):
@@ -109,12 +62,7 @@ def plain_recording(target):
     return held
 
 
-@pytest.mark.parametrize(
-    "hindrance",
-    [lockstep, states_to_roll_back, watched, no_positions, ranks_of_one_model, no_recordings,
-     nothing_compared, another_kind_compared, not_recorded, where_it_was_recorded, no_room,
-     given_up],
-)  # fmt: skip
+@pytest.mark.parametrize("hindrance", HINDRANCES.values(), ids=HINDRANCES.keys())
 def test_what_is_not_replayed_as_it_is_begins_later(
     rehearsed, tiny_model, prompt, monkeypatch, hindrance
 ):
