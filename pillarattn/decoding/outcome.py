@@ -96,7 +96,8 @@ class Outcome:
                 if ends and self._later(row, self.settled):
                     self._stop(row, self.settled)
             if self._emit is not None:
-                self._emit(torch.tensor(self._final(self.settled)))
+                # Not where the default device is: a streamer that reads would wait for it.
+                self._emit(torch.tensor(self._final(self.settled), device="cpu"))
 
     @property
     def _pads(self) -> bool:

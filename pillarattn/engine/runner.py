@@ -249,8 +249,8 @@ class ModelRunner:
         """
         if vars(self.model).get(RECORD) is not self.record:
             raise NotPatchedError(
-                f"{self.name} has been unpatched since this engine was made; patch it and make "
-                "another engine"
+                f"{self.name} has been unpatched since this engine was made, or patched again; "
+                "make another engine of the patched model"
             )
         self.cache.mover.give_back()
         # Where nothing may ever be recorded, passes are as they always are.

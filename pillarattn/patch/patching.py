@@ -18,7 +18,13 @@ from pillarattn.patch.generate import PatchedGenerate
 from pillarattn.patch.preflight import preflight as run_preflight
 from pillarattn.patch.record import RECORD, PatchRecord
 from pillarattn.patch.support import check, dense_reason, describe
-from pillarattn.patch.weight_memory import as_one, lay_apart, lay_together
+from pillarattn.patch.weight_memory import (
+    as_one,
+    can_move,
+    lay_apart,
+    lay_copies_apart,
+    lay_together,
+)
 from pillarattn.patch.wrappers import inner_model
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -114,9 +120,11 @@ def unpatch(model: M) -> M:
     inner = inner_model(model)
     record = getattr(inner, RECORD, None)
     if record is not None:
-        _restore(inner, record)
+        # What fails for lack of room leaves the model patched, so that it can be tried again.
         free_all_of(inner)
         lay_apart(record.joined)
+        _lay_copy_apart(inner, record)
+        _restore(inner, record)
     return model
 
 
@@ -127,9 +135,11 @@ def is_patched(model: Any) -> bool:
 
 def _join_weights(model: PreTrainedModel, record: PatchRecord) -> None:
     """Let weights lie together where they can, and warn where none does."""
+    _lay_copy_apart(model, record)
     groups = linear_groups(fusible_layers(model))
-    # What was recorded reads the weights where they were.
-    free_all_of(model)
+    if any(map(can_move, groups)):
+        # What was recorded reads the weights where they were.
+        free_all_of(model)
     for group in groups:
         moved = lay_together(group)
         if moved is not None:
@@ -143,6 +153,14 @@ def _join_weights(model: PreTrainedModel, record: PatchRecord) -> None:
     if record.joined and model.device.type == "cuda":
         # What they lay in before is of use to others only so.
         torch.cuda.empty_cache()
+
+
+def _lay_copy_apart(model: PreTrainedModel, record: PatchRecord) -> None:
+    """Give weights of their own memory to a model that was stored while they lay together."""
+    if record.is_joined_copy:
+        groups = linear_groups(fusible_layers(model))
+        lay_copies_apart(linear for group in groups for linear in group)
+        record.is_joined_copy = False
 
 
 def _own_configs(model: PreTrainedModel) -> list[tuple[Any, Any]]:

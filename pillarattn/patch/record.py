@@ -35,6 +35,7 @@ class PatchRecord:
         had_generate: the instance's own `generate` before, or None.
         kernels: the `kernels=` of `patch`.
         joined: whose weights `patch` has moved, so that they lie together.
+        is_joined_copy: whether that was so in the model that this one is a copy of.
         info: what `describe` found.
         dense_reason: why sparse attention cannot act in this model, or None if it can.
         lockstep: whether all rows must stand at the same position, because the model counts it.
@@ -50,6 +51,7 @@ class PatchRecord:
     had_generate: Any = None
     kernels: str = "auto"
     joined: list[LaidTogether] = field(default_factory=list)
+    is_joined_copy: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     dense_reason: str | None = None
     lockstep: bool = False
@@ -64,8 +66,9 @@ class PatchRecord:
     originals: list[str] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The weights of a copy are its own.
-        return {**vars(self), "joined": []}
+        # The weights of a copy are its own; one that was stored and loaded may have kept the order.
+        is_joined = bool(self.joined) or self.is_joined_copy
+        return {**vars(self), "joined": [], "is_joined_copy": is_joined}
 
     def decode(
         self, generator: Any, model: PreTrainedModel, input_ids: Any, **prepared: Any

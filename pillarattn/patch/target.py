@@ -75,6 +75,8 @@ class HFTarget:
         self._captured: CapturedPasses | None = None
         self.begins_ahead = True
         self._ahead: PassAhead | None = None
+        # Where passes were begun ahead; None: none was.
+        self._ran_ahead: torch.device | None = None
         # What an earlier turn left, so that a failed run can leave it too.
         self._earlier = cache.lengths if cache.used_layers else None
         self._earlier_states = Snapshot(cache.state_layers, STATES) if self._earlier else None
@@ -122,12 +124,19 @@ class HFTarget:
 
     def give_captured(self) -> CapturedPasses | None:
         """Return what passes were recorded, for another run; `close` leaves it alone then."""
+        self._end_ahead()
         given, self._captured = self._captured, None
         return given
 
     def capture(self, make: Callable[[Forward], CapturedPasses]) -> None:
         """Replay blocks by what `make` makes of an eager pass, from now on; `close` ends it."""
         self._captured = make(self._forward)
+
+    def _end_ahead(self) -> None:
+        """Wait for a pass that nobody took: its buffers go to others, maybe of another stream."""
+        self._ahead, device, self._ran_ahead = None, self._ran_ahead, None
+        if device is not None and device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
 
     def take_settled(self) -> bool:
         """Return whether all passes since the last call ran as they will from now on."""
@@ -139,6 +148,7 @@ class HFTarget:
     def close(self) -> None:
         """Take away what `watch` and `draft_with` put into the model, and memory of the run."""
         self._use_workspace(None)
+        self._end_ahead()
         # A user's cache grows as it did.
         self.cache.allocates_at_once = False
         if self._captured is not None:
@@ -233,7 +243,7 @@ class HFTarget:
         logits = captured.run(inputs, step, width=1)
         if logits is not None:
             self.cache.roll_back(base)
-            self._ahead = PassAhead(logits, step)
+            self._ahead, self._ran_ahead = PassAhead(logits, step), logits.device
 
     def forget_ahead(self) -> None:
         """Let the next `forward` run its own pass."""

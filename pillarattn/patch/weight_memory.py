@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -40,6 +40,11 @@ def as_one(linears: Sequence[nn.Linear]) -> Pair | None:
     return None if biases and bias is None else (weight, bias)
 
 
+def can_move(group: Sequence[nn.Linear]) -> bool:
+    """Return whether `lay_together` would move the weights of layers."""
+    return as_one(group) is None and all(map(_can_move, _parts(group)))
+
+
 def lay_together(group: Sequence[nn.Linear]) -> LaidTogether | None:
     """Move the weights of layers to memory where they follow each other; None: it moved nothing.
 
@@ -48,11 +53,9 @@ def lay_together(group: Sequence[nn.Linear]) -> LaidTogether | None:
     differ in dtype, device or width, come twice, are transposed, or are part of a larger memory.
     Needs room for them once more.
     """
-    parts: list[list[Any]] = [[linear.weight for linear in group]]
-    if any(linear.bias is not None for linear in group):
-        parts.append([linear.bias for linear in group])
-    if as_one(group) is not None or not all(map(_can_move, parts)):
+    if not can_move(group):
         return None
+    parts = _parts(group)
     # All of the room is there before anything moves.
     with torch.inference_mode(False), torch.no_grad():
         memories = [torch.cat([one.data for one in part]) for part in parts]
@@ -67,14 +70,30 @@ def lay_together(group: Sequence[nn.Linear]) -> LaidTogether | None:
 def lay_apart(groups: Iterable[LaidTogether]) -> None:
     """Give weights that were moved, and still lie where they were moved to, memory of their own."""
     for group in groups:
-        for linear in filter(None, (held() for held in group.linears)):
-            for name in ("weight", "bias"):
-                parameter = getattr(linear, name, None)
-                if not isinstance(parameter, Tensor):
-                    continue
-                if parameter.untyped_storage().data_ptr() in group.memories:
-                    with torch.inference_mode(False), torch.no_grad():
-                        parameter.data = parameter.data.clone()
+        for parameter in _parameters(filter(None, (held() for held in group.linears))):
+            if parameter.untyped_storage().data_ptr() in group.memories:
+                _give_own_memory(parameter)
+
+
+def lay_copies_apart(linears: Iterable[nn.Linear]) -> None:
+    """Give weights of a loaded model that lie in more memory than their own just that."""
+    for parameter in _parameters(linears):
+        if parameter.untyped_storage().nbytes() > parameter.nbytes:
+            _give_own_memory(parameter)
+
+
+def _parameters(linears: Iterable[nn.Linear]) -> Iterator[nn.Parameter]:
+    """Yield plain weights and biases: of other kinds only they know where their numbers are."""
+    for linear in linears:
+        for name in ("weight", "bias"):
+            parameter = getattr(linear, name, None)
+            if type(parameter) is nn.Parameter and type(parameter.data) is Tensor:
+                yield parameter
+
+
+def _give_own_memory(parameter: nn.Parameter) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        parameter.data = parameter.data.clone()
 
 
 def _view(parts: Sequence[Tensor]) -> Tensor | None:
@@ -90,6 +109,14 @@ def _view(parts: Sequence[Tensor]) -> Tensor | None:
         place += part.nbytes
     height = sum(part.shape[0] for part in parts)
     return first.detach().as_strided((height, *first.shape[1:]), first.stride())
+
+
+def _parts(group: Sequence[nn.Linear]) -> list[list[Any]]:
+    """Return the weights of layers, and their biases if any has one."""
+    parts = [[linear.weight for linear in group]]
+    if any(linear.bias is not None for linear in group):
+        parts.append([linear.bias for linear in group])
+    return parts
 
 
 def _can_move(parts: Sequence[Tensor | None]) -> bool:

@@ -69,6 +69,15 @@ def test_columns_stream_in_order_once_all_rows_reach_them(fakes):
     assert run.outcome.sequences().shape == (2, 10)
 
 
+def test_columns_are_the_hosts_whatever_the_default_device_is(fakes):
+    """A streamer that reads them waits for nobody."""
+    run, devices = Run(fakes.EndRule(10)), []
+    run.outcome._emit = lambda column: devices.append(column.device.type)
+    with torch.device("meta"):
+        run.commit([5], [6])
+    assert devices == ["cpu"]
+
+
 def test_without_padding_a_row_runs_on_until_all_have_ended(fakes):
     run = Run(fakes.EndRule(10, eos=[7], pads=False))
     outcome = run.commit([7, 5, 5], [5])

@@ -80,6 +80,33 @@ def test_all_passes_but_the_first_are_begun_ahead(counts, patched, prompt):
     assert new == {"passes": NEW - 1, "begun": NEW - 3, "taken": NEW - 3}
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_call_ends_after_the_pass_that_nobody_took(rehearsed, patched, prompt, monkeypatch, kept):
+    """Its buffers go to the next call, or back to the allocator, which may be in another stream."""
+    ids, pillar = prompt(1, 30), SelfSpeculativeGenerator(k=0)
+    eos = int(patched.generate(ids, max_new_tokens=NEW, do_sample=False)[0, 60])
+    options = {"do_sample": False, "eos_token_id": eos, "return_dict_in_generate": not kept}
+    expected = tokens_of(patched, ids, pillar, **{**options, "return_dict_in_generate": False})
+    ahead, events = HFTarget.forward_ahead, []
+
+    def on_a_gpu(self, tokens, step):
+        ahead(self, tokens, step)
+        if self._ran_ahead is not None:
+            self._ran_ahead = torch.device("cuda")
+            events.append("begun")
+
+    class Stream:
+        def synchronize(self):
+            events.append("waited")
+
+    monkeypatch.setattr(HFTarget, "forward_ahead", on_a_gpu)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    found = patched.generate(ids, max_new_tokens=NEW, **options, assistant=pillar)
+    assert expected.equal(found if kept else found.sequences)
+    assert events[-1] == "waited" and events.count("waited") == 1
+    assert events.count("begun") > 8
+
+
 @pytest.mark.parametrize(
     "options",
     [

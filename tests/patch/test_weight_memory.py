@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
 import weakref
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 import pillarattn
 from pillarattn.patch import patching
@@ -258,6 +259,85 @@ def test_to_unpatch_a_copy_leaves_the_model_joined(tiny_model):
     assert all(as_one(group) is not None for group in groups_of(model))
     pillarattn.unpatch(model)
     assert all(as_one(group) is None for group in groups_of(model))
+
+
+def saved_and_loaded(model):
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    return torch.load(stored, weights_only=False)
+
+
+STORED = [saved_and_loaded, lambda model: pickle.loads(pickle.dumps(model))]
+
+
+@pytest.mark.parametrize("stored", STORED, ids=["torch.save", "pickle"])
+def test_a_stored_model_is_apart_after_unpatch(tiny_model, stored):
+    model = pillarattn.patch(copy.deepcopy(tiny_model("qwen2")), join_weights=True)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    # A copy of a copy is one too.
+    loaded = stored(stored(model))
+    pillarattn.unpatch(loaded)
+    assert all(as_one(group) is None for group in groups_of(loaded))
+    for one in loaded.parameters():
+        assert one.untyped_storage().nbytes() == one.nbytes
+    assert all(value.equal(values[name]) for name, value in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize("stored", STORED, ids=["torch.save", "pickle"])
+def test_a_stored_model_may_be_joined_again(tiny_model, stored):
+    loaded = stored(pillarattn.patch(copy.deepcopy(tiny_model("llama")), join_weights=True))
+    pillarattn.patch(loaded, join_weights=True)
+    assert all(as_one(group) is not None for group in groups_of(loaded))
+    pillarattn.unpatch(loaded)
+    assert all(as_one(group) is None for group in groups_of(loaded))
+
+
+def test_unpatch_without_room_can_be_tried_again(tiny_model, monkeypatch):
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")), join_weights=True)
+    clone, count = Tensor.clone, iter(range(100))
+
+    def short_of_memory(self):
+        if next(count) == 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return clone(self)
+
+    monkeypatch.setattr(Tensor, "clone", short_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        pillarattn.unpatch(model)
+    assert patching.is_patched(model)
+    pillarattn.unpatch(model)
+    assert not patching.is_patched(model)
+    assert all(as_one(group) is None for group in groups_of(model))
+
+
+def test_weights_of_another_kind_are_left_alone(tiny_model):
+    """Only they know where their numbers are, and may refuse to tell."""
+
+    class Opaque(Tensor):
+        def untyped_storage(self):
+            raise RuntimeError("no storage")
+
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")), join_weights=True)
+    attention = model.model.layers[0].self_attn
+    held = attention.q_proj.weight.detach().as_subclass(Opaque)
+    attention.q_proj.weight = nn.Parameter(held, requires_grad=False)
+    pillarattn.unpatch(model)
+    assert type(attention.q_proj.weight.data) is Opaque
+    for linear in (attention.k_proj, attention.v_proj):
+        assert linear.weight.untyped_storage().nbytes() == linear.weight.nbytes
+
+
+def test_what_joins_nothing_keeps_what_runs_have_left(rehearsed, tiny_model, prompt, drafting):
+    """A second patch before each request must not record all passes again."""
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")), join_weights=True)
+    assistant = drafting()
+    for _ in range(2):
+        first = model.generate(prompt(1, 8), **NEW, assistant=assistant)
+    made = len(rehearsed)
+    pillarattn.patch(model, join_weights=True)
+    assert model.generate(prompt(1, 8), **NEW, assistant=assistant).equal(first)
+    assert len(rehearsed) == made
 
 
 def test_nothing_moves_where_there_is_no_room(monkeypatch):

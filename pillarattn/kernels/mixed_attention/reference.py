@@ -1,4 +1,4 @@
-"""Mixed attention in plain PyTorch: one request and one KV head after the other."""
+"""Mixed attention in plain PyTorch: one request after the other."""
 
 from __future__ import annotations
 
@@ -37,70 +37,87 @@ def mixed_attention(
     slots: Tensor | None = None,
 ) -> Tensor:
     """Compute `kernels.mixed_attention`; reads its integers on the host, and no work list."""
-    kv_heads, device = key_pool.shape[1], query.device
-    group, dtype = query.shape[1] // kv_heads, accumulation_dtype(query.dtype)
+    kv_heads, dtype = key_pool.shape[1], accumulation_dtype(query.dtype)
     out = query.new_empty(*query.shape[:2], value_pool.shape[2])
-    bounds = row_starts.tolist()
+    bounds, line = row_starts.tolist(), torch.arange(kv_heads, device=query.device).unsqueeze(-1)
+    given: dict[str, Any] = {"softcap": softcap, "sinks": sinks}
     for b, length in enumerate(lengths.tolist()):
         rows = slice(bounds[b], bounds[b + 1])
-        own = torch.arange(length - (rows.stop - rows.start), length, device=device)
-        for h in range(kv_heads):
-            places = _positions(indices[b, h], int(counts[b, h]), int(tail_start[b]), length)
-            slots = block_table[b].long()[places // block_size] * block_size + places % block_size
-            heads = slice(h * group, (h + 1) * group)
-            visible = places <= own.unsqueeze(-1)
-            if window is not None:
-                visible = visible & (places > own.unsqueeze(-1) - window)
-            keys, values = (pool[slots, h].to(dtype) for pool in (key_pool, value_pool))
-            logits = (query[rows, heads].transpose(0, 1).to(dtype) * scale) @ keys.T
-            # [batch, KV heads, group, rows, keys], as the softmax takes it.
-            given: dict[str, Any] = {"softcap": softcap}
-            given["sinks"] = None if sinks is None else sinks[heads]
-            logits = logits[None, None]
-            mass = attention_probabilities(logits.clone(), visible=visible, **given)[0, 0]
-            out[rows, heads] = (mass @ values).transpose(0, 1).to(out.dtype)
-            kept = 0 if known is None else int(known.kept_place[b])
-            if lse is not None or kept > 0:
-                found = log_sum_exp(logits, visible=visible, **given)[0, 0].transpose(0, 1)
-                if lse is not None:
-                    lse[rows, heads] = found.to(lse.dtype)
-                if known is not None and kept > 0:
-                    known.kept_lse[b, kept - 1, heads] = found[0].to(known.kept_lse.dtype)
-            if known is not None and int(known.score_place[b]) > 0:
-                _score(known, b, heads, h, logits[0, 0], visible, softcap)
+        if rows.start == rows.stop:
+            continue
+        own = torch.arange(length - (rows.stop - rows.start), length, device=query.device)
+        places, is_read = _positions(indices[b], counts[b], int(tail_start[b]), length)
+        visible = _visible(places, is_read, own, window)
+        slots = block_table[b].long()[places // block_size] * block_size + places % block_size
+        keys, values = (pool[slots, line].to(dtype) for pool in (key_pool, value_pool))
+        # Nothing times an undefined value is undefined.
+        values = values.masked_fill(~is_read.unsqueeze(-1), 0.0)
+        # [KV heads, group, rows, D], and with a batch of one as the softmax takes it.
+        by_head = query[rows].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3).to(dtype) * scale
+        logits = (by_head @ keys.unsqueeze(1).transpose(2, 3)).unsqueeze(0)
+        mass = attention_probabilities(logits.clone(), visible=visible, **given)[0]
+        out[rows] = (mass @ values.unsqueeze(1)).flatten(0, 1).transpose(0, 1).to(out.dtype)
+        kept = 0 if known is None else int(known.kept_place[b])
+        if lse is not None or kept > 0:
+            found = log_sum_exp(logits, visible=visible, **given)[0].flatten(0, 1).T
+            if lse is not None:
+                lse[rows] = found.to(lse.dtype)
+            if known is not None and kept > 0:
+                known.kept_lse[b, kept - 1] = found[0].to(known.kept_lse.dtype)
+        if known is not None and int(known.score_place[b]) > 0:
+            _score(known, b, logits[0], visible, softcap)
     return out
 
 
+def _positions(chosen: Tensor, counts: Tensor, tail: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return the logical positions `[Hkv, n]` that KV heads read, and which of them count.
+
+    Heads of a draft may read unlike numbers: the widest one's is n, and others are filled up with
+    position 0, which does not count.
+    """
+    device = chosen.device
+    if int(counts.max()) < 0:
+        places = torch.arange(length, device=device).expand(len(counts), -1)
+        return places, torch.ones_like(places, dtype=torch.bool)
+    width = int(counts.max())
+    is_chosen = torch.arange(width, device=device) < counts.unsqueeze(-1)
+    picked = chosen[:, :width].long().masked_fill(~is_chosen, 0)
+    rest = torch.arange(tail, max(length, tail), device=device).expand(len(counts), -1)
+    is_read = torch.cat([is_chosen, torch.ones_like(rest, dtype=torch.bool)], dim=-1)
+    return torch.cat([picked, rest], dim=-1), is_read
+
+
+def _visible(places: Tensor, is_read: Tensor, own: Tensor, window: int | None) -> Tensor:
+    """Return which positions each row sees: `[Hkv, 1, rows, n]`, the same for a group's heads."""
+    places, own = places.unsqueeze(1), own.unsqueeze(-1)
+    visible = is_read.unsqueeze(1) & (places <= own)
+    if window is not None:
+        visible = visible & (places > own - window)
+    return visible.unsqueeze(1)
+
+
 def _score(
-    known: KnownScores, b: int, heads: slice, h: int, logits: Tensor, visible: Tensor,
-    softcap: float | None,
-) -> None:  # fmt: skip
-    """Score the rows of a request by one KV head, each or their mean."""
+    known: KnownScores, b: int, logits: Tensor, visible: Tensor, softcap: float | None
+) -> None:
+    """Score the rows of a request, each or their mean."""
     first = 0 if known.first_place is None else int(known.first_place)
-    shares = _shares(logits, visible, known.kept_lse[b, :, heads], softcap)
+    shares = _shares(logits, visible, known.kept_lse[b], softcap)
     if known.pooled_rows is not None:
-        shares = shares.mean(dim=0, keepdim=True)
-    goal = known.scores[first + int(known.score_place[b]) - 1, h]
-    goal[: shares.shape[0], : shares.shape[1]] = shares.to(goal.dtype)
-
-
-def _positions(chosen: Tensor, count: int, tail: int, length: int) -> Tensor:
-    """Return the logical positions that a KV head reads, int64."""
-    if count < 0:
-        return torch.arange(length, device=chosen.device)
-    rest = torch.arange(tail, max(length, tail), device=chosen.device)
-    return torch.cat([chosen[:count].long(), rest])
+        shares = shares.mean(dim=1, keepdim=True)
+    goal = known.scores[first + int(known.score_place[b]) - 1]
+    goal[:, : shares.shape[1], : shares.shape[2]] = shares.to(goal.dtype)
 
 
 def _shares(logits: Tensor, visible: Tensor, kept: Tensor, softcap: float | None) -> Tensor:
-    """Return what rows pay to keys by kept normalisers `[W, G]`, averaged over the group.
+    """Return what rows pay to keys by kept normalisers `[W, Hq]`, averaged over the group.
 
-    Shapes: logits `[G, rows, keys]`, visible and the result `[rows, keys]`.
+    Shapes: logits `[Hkv, G, rows, keys]`, visible `[Hkv, 1, rows, keys]`, and the result
+    `[Hkv, rows, keys]`.
     """
-    rows = logits.shape[1]
+    rows = logits.shape[2]
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     line = torch.arange(rows, device=kept.device).clamp_max(max(rows - 2, 0))
-    known = kept[line].T.unsqueeze(-1).to(logits.dtype)
+    known = kept[line].T.unflatten(0, logits.shape[:2]).unsqueeze(-1).to(logits.dtype)
     shares = (logits - known).exp().clamp_max(LARGEST_SHARE)
-    return shares.masked_fill(~(visible & known.isfinite()), 0.0).mean(dim=0)
+    return shares.masked_fill(~(visible & known.isfinite()), 0.0).mean(dim=1)

@@ -25,13 +25,16 @@ class SelectTiles:
     registers: int | None = None
 
 
-def default_tiles(size: int, capacity: int) -> SelectTiles:
+def default_tiles(size: int, capacity: int, most: int = 0) -> SelectTiles:
     """Return the tiles for rows of `size` scores of which up to `capacity` are kept.
 
+    With `most`, all rows of which up to so many are kept have the same, however long they are.
     A step has twice the kept keys, so that the bound is close; short ones share a size, each of
     which is a kernel to compile. Registers are limited so that seven programs of 4 warps, or three
     of 8, run at once on a multiprocessor.
     """
-    columns = max(64, min(max(power_of_two(2 * capacity), 2048), power_of_two(size), 16384))
+    columns = min(max(power_of_two(2 * max(capacity, most)), 2048), 16384)
+    if not most:
+        columns = max(64, min(columns, power_of_two(size)))
     warps = max(4, min(columns // 512, 16))
     return SelectTiles(columns, warps, registers={4: 72, 8: 80}.get(warps))

@@ -256,7 +256,7 @@ def topk_select(
     counts = torch.empty(rows, kv_heads, dtype=torch.int32, device=scores.device)
     if not capacity or not counts.numel():
         return indices, counts.zero_()
-    tiles = tiles or default_tiles(size, max(capacity, most))
+    tiles = tiles or default_tiles(size, capacity, most)
     scratch = torch.empty(counts.numel(), tiles.columns, dtype=torch.int32, device=scores.device)
     if scores.stride(2) != 1 and size > 1:
         scores = scores.contiguous()

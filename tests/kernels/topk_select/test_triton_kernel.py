@@ -55,6 +55,12 @@ def test_calls_that_keep_less_share_a_kernel(triton_device):
     # Shares of 16,384 keys, each with a size of its own otherwise.
     own = {default_tiles(16_384, keys).columns for keys in (328, 819, 1638, 3277)}
     assert own == {2048, 4096, 8192}
+    shared = {
+        default_tiles(size, round(share * size), 3277)
+        for share in (0.02, 0.05, 0.1, 0.2)
+        for size in range(1, 16_385, 57)
+    }
+    assert len(shared) == 1
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(2, 2, 300, generator=generator).to(triton_device)
     lengths, budgets, recent, starts = (
@@ -82,7 +88,7 @@ def test_the_launch_is_as_large_as_the_most_keys_need(monkeypatch, triton_device
     }
     for most in (0, 5, 30):
         topk_select(scores, **numbers, capacity=9, most=most, implementation="triton")
-    assert asked == [(64, 9), (64, 9), (64, 30)]
+    assert asked == [(64, 9, 0), (64, 9, 5), (64, 9, 30)]
 
 
 @settings(
