@@ -16,7 +16,7 @@ from tests.architectures import recipes
 from tests.architectures.suite import examine
 from tests.architectures.table import VERSION, counts, page, row_of
 
-SAMPLE = 40
+SAMPLE = 12
 # One of each kind that needs something of its own.
 SPECIAL = (  # noqa: SIM905 - a list of 32 lines says no more
     "bamba bart bloom deepseek_v3 deepseek_v32 diffllama doge dory falcon_h1 gemma2 gemma3n_text "

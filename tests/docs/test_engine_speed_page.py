@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from pillarattn.kernels.mixed_attention.tiles import default_tiles
@@ -138,6 +139,20 @@ def test_smollm2_shapes():
             found[f"{one['batch']} requests of {one['length']:,}, {way}"] = line(one)
     assert len(found) == 6
     assert all(shown[name] == cells for name, cells in found.items())
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/engine.md"])
+def test_other_pages_quote_it(name):
+    text = " ".join((ROOT / name).read_text(encoding="utf-8").split())
+    factors = rows("An 8B model, long contexts")
+    assert f"{factors['cruising / own plain, cruising'][0]} times its own plain decoding" in text
+    assert re.search(
+        rf"\b{factors['cruising / compiled static decoding'][0]} times (compiled|what)", text
+    )
+    real = rows("SmolLM2-135M, short contexts")
+    for place in ("64 requests, 2,048 new tokens", "256 requests, 4,096 new tokens"):
+        gain = real[f"{place}, k=4 cruise"][3].removesuffix("x")
+        assert re.search(rf"\b{gain}\b", text)
 
 
 SHAPES = {"8B": (32, 8, 128), "SmolLM2": (9, 3, 64)}

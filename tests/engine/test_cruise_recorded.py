@@ -68,7 +68,7 @@ def frozen(cruising):
 def test_tokens_of_replayed_steps(frozen, prompts, alone, strategy, k):
     """Requests end one after the other, and their numbers share recordings."""
     run = frozen(strategy=strategy, k=k, kv_tokens=4096)
-    lengths = [30 + 25 * i for i in range(len(prompts))]
+    lengths = [24 + 14 * i for i in range(len(prompts))]
     outputs = run.generate(prompts, [SamplingParams(max_tokens=n) for n in lengths])
     assert tokens(outputs) == [alone(p, n) for p, n in zip(prompts, lengths, strict=True)]
     # Which round it is decides what vegas looks at: the host tells it.
