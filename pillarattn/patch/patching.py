@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 
 from pillarattn.config import KERNEL_CHOICES
@@ -55,7 +56,8 @@ def patch(
             `save_pretrained` works and `safetensors.torch.save_model` does not, and plain
             pickle writes what they share once for each. It takes layers of the Llama or Qwen
             shape; other models stay as they are, with a warning. `copy.deepcopy` of the model,
-            or weights in another dtype, are apart again.
+            or weights in another dtype, are apart again, and those of a model that was stored
+            and loaded after its own `unpatch`.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded losslessly; says why and what to do.
@@ -94,7 +96,7 @@ def patch(
     except BaseException:
         _restore(model, record)
         # There may be no room: then some lie together, which does no harm.
-        with suppress(torch.OutOfMemoryError):
+        with suppress(RuntimeError):
             lay_apart(record.joined)
         raise
     if record.dense_reason is not None:
@@ -158,8 +160,8 @@ def _join_weights(model: PreTrainedModel, record: PatchRecord) -> None:
 def _lay_copy_apart(model: PreTrainedModel, record: PatchRecord) -> None:
     """Give weights of their own memory to a model that was stored while they lay together."""
     if record.is_joined_copy:
-        groups = linear_groups(fusible_layers(model))
-        lay_copies_apart(linear for group in groups for linear in group)
+        # Whatever listens to a layer by now: all that are plain.
+        lay_copies_apart(one for one in model.modules() if type(one) is nn.Linear)
         record.is_joined_copy = False
 
 
