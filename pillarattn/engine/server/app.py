@@ -17,6 +17,7 @@ from pillarattn.engine.engine import Engine
 from pillarattn.engine.prompts import token_ids
 from pillarattn.engine.request import RequestOutput, SamplingParams
 from pillarattn.engine.server.choices import Answer, merged
+from pillarattn.engine.server.logprob_pieces import LogprobPieces
 from pillarattn.engine.server.protocol import Body, ChatBody, CompletionBody
 from pillarattn.engine.text_deltas import TextDeltas
 
@@ -161,7 +162,11 @@ class _Service:
         failed = next((output.error for output in finished if output.error), None)
         if failed is not None:
             raise _Refused(500, failed)
-        return JSONResponse(answer.whole(finished, prompts))
+        logprobs = [self._logprobs(answer).take(output) for output in finished]
+        return JSONResponse(answer.whole(finished, prompts, logprobs))
+
+    def _logprobs(self, answer: Answer) -> LogprobPieces:
+        return LogprobPieces(self.engine.tokenizer, is_chat=answer.is_chat)
 
     async def _events(
         self, body: Body, answer: Answer, params: list[SamplingParams], first: Any, outputs: Any,
@@ -169,6 +174,7 @@ class _Service:
     ) -> AsyncIterator[str]:  # fmt: skip
         """Yield server-sent events; whoever closes it, or goes away, aborts the requests."""
         deltas = [TextDeltas(own.stop) for own in params]
+        logprobs = [self._logprobs(answer) for _ in params]
         last: dict[int, RequestOutput] = {}
         async with aclosing(outputs):
             while first is not None:
@@ -180,8 +186,11 @@ class _Service:
                     return
                 text = deltas[index].take(output.text or "", finished=output.finished)
                 if text or output.finished:
-                    is_first = index not in last
-                    yield _event(answer.piece(index, text, output.finish_reason, first=is_first))
+                    piece = answer.piece(
+                        index, text, output.finish_reason, first=index not in last,
+                        logprobs=logprobs[index].take(output),
+                    )  # fmt: skip
+                    yield _event(piece)
                     last[index] = output
                 try:
                     first = await anext(outputs, None)

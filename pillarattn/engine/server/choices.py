@@ -71,8 +71,10 @@ class Answer:
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, outputs: Sequence[RequestOutput], prompts: int) -> dict[str, Any]:
-        """Return the answer to a request that does not stream."""
+    def whole(
+        self, outputs: Sequence[RequestOutput], prompts: int, logprobs: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Return the answer to a request that does not stream; `logprobs` of each output."""
         return {
             **self._head("chat.completion" if self.is_chat else "text_completion"),
             "choices": [
@@ -80,21 +82,25 @@ class Answer:
                     "index": index,
                     **({"message": {"role": "assistant", "content": output.text or ""}}
                        if self.is_chat else {"text": output.text or ""}),
-                    "logprobs": None,
+                    "logprobs": own,
                     "finish_reason": output.finish_reason,
                 }
-                for index, output in enumerate(outputs)
+                for index, (output, own) in enumerate(zip(outputs, logprobs, strict=True))
             ],
             "usage": usage(outputs, prompts),
         }  # fmt: skip
 
-    def piece(self, index: int, text: str, finish_reason: str | None, *, first: bool) -> Any:
+    def piece(
+        self, index: int, text: str, finish_reason: str | None, *, first: bool, logprobs: Any
+    ) -> Any:
         """Return a piece of a stream."""
         role = {"role": "assistant"} if first else {}
         body = {"delta": {**role, "content": text}} if self.is_chat else {"text": text}
         return {
             **self._head("chat.completion.chunk" if self.is_chat else "text_completion"),
-            "choices": [{"index": index, **body, "logprobs": None, "finish_reason": finish_reason}],
+            "choices": [
+                {"index": index, **body, "logprobs": logprobs, "finish_reason": finish_reason}
+            ],
         }
 
     def last(self, outputs: Sequence[RequestOutput], prompts: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pillarattn.engine.prompts import sample_seed
-from pillarattn.engine.request import SamplingParams
+from pillarattn.engine.request import MOST_LOGPROBS, SamplingParams
 
 # Fields whose names and meanings are those of `SamplingParams`.
 SAME = (
@@ -66,6 +66,11 @@ class Body(BaseModel):
             return {name: value for name, value in values.items() if value is not None}
         return values
 
+    @property
+    def named_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to name beside each; None: no log probabilities."""
+        raise NotImplementedError
+
     def sampling(self, sample: int, max_tokens: int) -> SamplingParams:
         """Return how a sample of a prompt is decoded.
 
@@ -76,6 +81,7 @@ class Body(BaseModel):
             max_tokens=max_tokens,
             stop=self.stop if isinstance(self.stop, str) else tuple(self.stop),
             seed=sample_seed(self.seed, sample),
+            logprobs=self.named_logprobs,
             **{name: getattr(self, name) for name in SAME},
         )
 
@@ -85,6 +91,12 @@ class CompletionBody(Body):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int = 16
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+
+    @property
+    def named_logprobs(self) -> int | None:
+        """See `Body`."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -100,6 +112,20 @@ class ChatBody(Body):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
+
+    @model_validator(mode="after")
+    def with_logprobs(self) -> ChatBody:
+        """Refuse likeliest tokens beside log probabilities that are not wanted."""
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs={self.top_logprobs} needs logprobs=true")
+        return self
+
+    @property
+    def named_logprobs(self) -> int | None:
+        """See `Body`."""
+        return self.top_logprobs if self.logprobs else None
 
     def texts(self) -> list[dict[str, Any]]:
         """Return the messages with parts of text joined by line breaks, as templates expect them.

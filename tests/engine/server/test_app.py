@@ -8,7 +8,6 @@ import json
 import pytest
 
 import pillarattn
-from pillarattn.evaluation.notebook_model import notebook_model
 
 pytest.importorskip("fastapi", reason="the extra pillarattn[serve] is not installed")
 pytest.importorskip("httpx2", reason="httpx2, which the test client needs, is not installed")
@@ -20,40 +19,6 @@ from pillarattn.engine.server.choices import merged
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 PROMPT = "one two three four five six"
-
-
-@pytest.fixture(scope="module")
-def parts():
-    """Return the untouched model, a patched one and the tokenizer, which reads bytes."""
-    plain, tokenizer = notebook_model(tiny=True)
-    return plain, pillarattn.patch(notebook_model(tiny=True)[0]), tokenizer
-
-
-@pytest.fixture
-def engine(parts):
-    config = pillarattn.EngineConfig(
-        kv_tokens=2048, seed=0, preflight=False,
-        pillar=pillarattn.PillarConfig(k=4, s=0.5, min_budget=8),
-    )  # fmt: skip
-    return pillarattn.Engine(parts[1], config, tokenizer=parts[2])
-
-
-@pytest.fixture
-def client(engine):
-    with TestClient(create_app(engine, "tiny")) as client:
-        yield client
-
-
-@pytest.fixture
-def alone(parts):
-    plain, _, tokenizer = parts
-
-    def text(prompt, new):
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        out = plain.generate(ids, max_new_tokens=new, do_sample=False)
-        return tokenizer.decode(out[0, ids.shape[1] :])
-
-    return text
 
 
 def events(response):
@@ -166,7 +131,9 @@ def test_chat_uses_the_template(client, engine, parts, alone):
         ({"max_tokens": 5000}, 400, "the most is 2048 together"),
         ({"prompt": ""}, 400, "empty prompt"),
         ({"prompt": [5, 9999]}, 400, "token 9999"),
-        ({"logprobs": 3}, 400, "logprobs"),
+        ({"logprobs": 21}, 400, "logprobs: Input should be less than or equal to 20"),
+        ({"logprobs": -1}, 400, "logprobs: Input should be greater than or equal to 0"),
+        ({"tools": []}, 400, "tools: Extra inputs"),
         ({"n": 0}, 400, "n: "),
         ({"draft_length": "longest"}, 400, "'longest'"),
         ({"stop": [""]}, 400, "stop must hold non-empty"),
