@@ -51,6 +51,9 @@ class PillarConfig:
             too: the output is then, token for token, that of k=0 with strict=True. On CUDA, for
             models of the Llama and Qwen shape; needs `CUBLASLT_WORKSPACE_SIZE=1` in the
             environment before Python starts, which is checked.
+        compile: whether `generate` runs norms and feed-forward parts of the layers through
+            `torch.compile`, whose rounding is then that of all passes; layers that run fused do
+            without.
         parity: "reference" scores and selects exactly as the paper's code does (row limit too);
             "default" keeps every accepted row in fp32 and starts from the prompt's last rows.
 
@@ -76,6 +79,7 @@ class PillarConfig:
     kernels: str = "auto"
     cuda_graphs: bool = True
     strict: bool = False
+    compile: bool = False
     parity: str = "default"
 
     def __post_init__(self) -> None:
@@ -93,12 +97,14 @@ class PillarConfig:
             )
         if self.seed is not None:
             _check_int("seed", self.seed, minimum=0)
-        for name in ("cuda_graphs", "strict"):
+        for name in ("cuda_graphs", "strict", "compile"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
         if self.strict and not self.cuda_graphs:
             raise ValueError("strict=True runs recorded passes; it needs cuda_graphs=True")
+        if self.strict and self.compile:
+            raise ValueError("strict=True runs kernels that it knows; it needs compile=False")
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_choice("kernels", self.kernels, KERNEL_CHOICES)
         _check_choice("parity", self.parity, PARITY_CHOICES)

@@ -190,6 +190,22 @@ def interpreted(triton_device: torch.device) -> None:
 
 
 @pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Return the forwards that are compiled; they are traced, and run as PyTorch runs them."""
+    from pillarattn.patch import compiled_parts
+
+    compiled, compile_it = [], torch.compile
+
+    def with_own_kernels(forward: Any, *, dynamic: bool) -> Any:
+        compiled.append(forward)
+        return compile_it(forward, dynamic=dynamic, backend="eager")
+
+    monkeypatch.setattr(compiled_parts.torch, "compile", with_own_kernels)
+    yield compiled
+    torch.compiler.reset()
+
+
+@pytest.fixture
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Replay passes without a GPU: over the memory of a recording, by its own Python code.
 

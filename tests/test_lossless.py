@@ -129,6 +129,17 @@ def test_recorded_passes_give_plain_decodings_output(rehearsed, world, strategy,
     assert len(rehearsed) == 1
 
 
+# A step of 9 through rows of 10 meets every strategy but a few, and every family.
+@pytest.mark.parametrize(("strategy", "family", "name", "k"), CELLS[3::9])
+def test_compiled_parts_give_plain_decodings_output(traced, world, strategy, family, name, k):
+    patched, outputs = world(family)
+    pillar = pillarattn.SelfSpeculativeGenerator(k=k, strategy=strategy, **SPARSE, compile=True)
+    assert decode(patched, name, pillar) == outputs[name]
+    assert traced
+    # Other tests use the same model.
+    patched.pillarattn_record.compiled = type(patched.pillarattn_record.compiled)()
+
+
 WAYS: dict[str, dict[str, bool]] = {
     "waits": {"delayed_verification": False}, "plans": {"cruise": False}, "cruises": {},
 }  # fmt: skip

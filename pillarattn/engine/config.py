@@ -116,7 +116,7 @@ class EngineConfig:
                 )
         for name, allowed in (
             ("acceptance", ("auto", *ACCEPTANCE_RULES)), ("parity", ("default",)),
-            ("strict", (False,)),
+            ("strict", (False,)), ("compile", (False,)),
         ):  # fmt: skip
             value = getattr(self.pillar, name)
             if value not in allowed:

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.captured_passes import CapturedPasses
+from pillarattn.patch.compiled_parts import wants_compiled
 from pillarattn.patch.fused_layers import FusedLayers, is_switch
 from pillarattn.patch.model_parts import buffers_of, hooked, modules_of, parameters_of
 from pillarattn.patch.obstacle import obstacle, users_hooks
@@ -86,7 +87,8 @@ def code_of(model: Any) -> Any:
         settings = () if kind in STATELESS else _settings(own, configs)
         parts.append((kind, kind.forward, own["training"], heard.get(id(module), ()), settings))
     kinds = frozenset((p.dtype, p.device) for p in parameters_of(modules))
-    return kinds, tuple(parts), tuple(_plain(vars(config)) for config in configs.values())
+    plain = tuple(_plain(vars(config)) for config in configs.values())
+    return kinds, tuple(parts), plain, wants_compiled()
 
 
 def _settings(own: dict[str, Any], configs: dict[int, Any]) -> Any:

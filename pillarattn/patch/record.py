@@ -13,6 +13,7 @@ from pillarattn.patch.attention_function import register
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import PreTrainedModel, cache_keyword
 from pillarattn.patch.compiled import EagerSwitch
+from pillarattn.patch.compiled_parts import CompiledParts
 from pillarattn.patch.current_pass import speculating
 from pillarattn.patch.decode import decode
 from pillarattn.patch.fused_layers import FusedSwitch
@@ -62,6 +63,7 @@ class PatchRecord:
     proven_passes: set[Any] = field(default_factory=set)
     proven_code: int | None = None
     fused: FusedSwitch = field(default_factory=FusedSwitch)
+    compiled: CompiledParts = field(default_factory=CompiledParts)
     users: int = 0
     originals: list[str] = field(default_factory=list)
 
@@ -104,6 +106,8 @@ class PatchRecord:
             stack.enter_context(self.own_code.active(model))
             if generator.config.strict:
                 stack.enter_context(strict_products())
+            if generator.config.compile:
+                stack.enter_context(self.compiled.active(model))
             return decode(
                 generator,
                 model,
