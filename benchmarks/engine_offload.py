@@ -12,8 +12,9 @@ All requests wait at the start; their outputs have log-normal lengths, as in the
     recompute      the small pool and no memory on the host: the last one is dropped, computed again
     fifo ... heat  the small pool, with each eviction policy
 
-The tokens of every run are compared with `room`'s before a figure of it is told. In fp32 they must
-be equal; in half precision records say how many requests differ.
+The tokens of every run are compared with the first way's, which is `room` unless it is left out,
+before a figure of it is told. In fp32 they must be equal; in half precision records say how many
+requests differ.
 """
 
 from __future__ import annotations
@@ -90,21 +91,27 @@ class OffloadCell:
         """
         pillarattn.patch(self.model, join_weights=self.model.device.type == "cuda")
         try:
-            engine = pillarattn.Engine(self.model, self.config_of(name))
-            runs, different = [], 0
-            for _ in range(self.given.warm_ups + self.given.repeats):
-                tokens, run = run_requests(engine, self.requests, is_known=name == KNOWN)
-                different = max(different, self._different(tokens))
-                runs.append(run)
+            runs, different = self._runs(name)
         finally:
+            # By then the engine's pool is gone: weights that come apart need room.
             pillarattn.unpatch(self.model)
         runs = runs[self.given.warm_ups :]
         speeds = [run["tokens_per_second"] for run in runs]
         return {
-            "different_requests": different, "kv_tokens": engine.config.kv_tokens,
+            "different_requests": different, "kv_tokens": self.config_of(name).kv_tokens,
             **{figure: median(run[figure] for run in runs) for figure in runs[0]},
             "spread": [min(speeds), max(speeds)], "runs": runs,
         }  # fmt: skip
+
+    def _runs(self, name: str) -> tuple[list[Record], int]:
+        """Return a variant's runs, warm-ups first, and how many requests ended otherwise."""
+        engine = pillarattn.Engine(self.model, self.config_of(name))
+        runs, different = [], 0
+        for _ in range(self.given.warm_ups + self.given.repeats):
+            tokens, run = run_requests(engine, self.requests, is_known=name == KNOWN)
+            different = max(different, self._different(tokens))
+            runs.append(run)
+        return runs, different
 
     def config_of(self, name: str) -> pillarattn.EngineConfig:
         """Return a variant's engine."""

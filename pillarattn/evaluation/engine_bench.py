@@ -230,6 +230,7 @@ def timed_requests(
     A batch that gets no new requests thins out, since acceptance differs from text to text: "all"
     is what comes before fewer than `batch` are left, prompts of those that waited included.
     """
+    engine.reset_stats()
     names = [engine.add_request(*one) for one in zip(texts, params, strict=True)]
     waiting, outputs = set(names[:batch]), {}
     begun, decoded, steps = time.perf_counter(), 0, 0
