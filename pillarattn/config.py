@@ -52,8 +52,8 @@ class PillarConfig:
             models of the Llama and Qwen shape; needs `CUBLASLT_WORKSPACE_SIZE=1` in the
             environment before Python starts, which is checked.
         compile: whether `generate` runs norms and feed-forward parts of the layers through
-            `torch.compile`, whose rounding is then that of all passes; layers that run fused do
-            without.
+            `torch.compile`, whose rounding is then that of all passes; recorded passes of layers
+            that run fused do without.
         parity: "reference" scores and selects exactly as the paper's code does (row limit too);
             "default" keeps every accepted row in fp32 and starts from the prompt's last rows.
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import signature
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 from pillarattn.patch.model_parts import hooked, modules_of
 
 CALL = "_compiled_call_impl"
+NAMES = ("norm", "mlp", "feedforward")
 # Whether this thread's run wants compiled parts: threads share a model's modules.
 _WANTED: ContextVar[bool] = ContextVar("pillarattn_wants_compiled_parts", default=False)
 # Guards the counters of all models, as in `compiled.py`.
@@ -106,11 +108,11 @@ def wants_compiled() -> bool:
 def compilable_parts(model: Any) -> list[nn.Module]:
     """Return norms and feed-forward parts of the layers of a Hugging Face model.
 
-    Left out is what attends, keeps states, chooses experts, has hooks or a forward of its own, is
-    compiled already, or is one kernel of PyTorch's anyway.
+    They are told by their names and by taking rows alone: what attends or keeps states is given
+    more. Left out is also what chooses experts, has hooks or a forward of its own, is compiled
+    already, or is one kernel of PyTorch's anyway.
     """
-    config = model.config.get_text_config(decoder=True)
-    count = getattr(config, "num_hidden_layers", 0)
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0)
     layers = [
         layer
         for module in modules_of(model)
@@ -118,15 +120,21 @@ def compilable_parts(model: Any) -> list[nn.Module]:
         for layer in module
     ]
     parts = {id(part): part for layer in layers for part in layer.children()}
-    return [part for part in parts.values() if _is_simple(part)]
+    return [part for part in parts.values() if _is_of_rows(part) and _is_as_made(part)]
 
 
-def _is_simple(part: nn.Module) -> bool:
+def _is_of_rows(part: nn.Module) -> bool:
+    kind = type(part)
+    is_named = any(name in kind.__name__.lower() for name in NAMES)
+    is_own_kernel = kind.__module__.startswith("torch.nn")
+    # As the class has it: an instance's own forward is judged apart.
+    takes = len(signature(kind.forward).parameters) - 1
+    chooses = any(isinstance(one, nn.ModuleList) for one in modules_of(part))
+    return is_named and takes == 1 and not (chooses or is_own_kernel)
+
+
+def _is_as_made(part: nn.Module) -> bool:
     inside = modules_of(part)
-    kinds = {type(one) for one in inside}
-    attends = any(hasattr(one, "layer_idx") for one in inside)
-    chooses = any(issubclass(kind, nn.ModuleList) or "xpert" in kind.__name__ for kind in kinds)
     replaced = any("forward" in vars(one) or vars(one).get(CALL) is not None for one in inside)
     hosted = any(hasattr(one, "_hf_hook") for one in inside)
-    is_own_kernel = type(part).__module__.startswith("torch.nn")
-    return not (attends or chooses or replaced or hosted or is_own_kernel or hooked(inside))
+    return not (replaced or hosted or hooked(inside))

@@ -10,12 +10,15 @@ import warnings
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import pillarattn
 from pillarattn import PillarConfig
 from pillarattn.patch import compiled_parts
 from pillarattn.patch.compiled_parts import compilable_parts, wants_compiled
+from pillarattn.patch.kept_passes import code_of
+from tests.architectures import recipes
 
 NEW = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 FAMILIES = ["llama", "gemma2", "phi3", "gpt2", "gpt_neox", "mixtral"]
@@ -57,6 +60,22 @@ def test_what_is_compiled(build):
         "gpt_neox": ["GPTNeoXMLP"],
         "mixtral": ["MixtralRMSNorm"],
     }
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kinds"),
+    [
+        ("gpt_neo", {"GPTNeoMLP"}),
+        ("xlstm", {"xLSTMRMSNorm", "xLSTMFeedForward"}),
+        ("recurrent_gemma", {"RecurrentGemmaRMSNorm", "RecurrentGemmaMlp"}),
+        ("rwkv", set()),
+        ("xlnet", {"XLNetFeedForward"}),
+        ("qwen2_moe", {"Qwen2MoeRMSNorm"}),
+    ],
+)
+def test_what_attends_or_keeps_states_stays_outside(model_type, kinds):
+    """Also where it has no number of its layer to be told by."""
+    assert {type(part).__name__ for part in compilable_parts(recipes.build(model_type))} == kinds
 
 
 def another_forward(mlp):
@@ -126,28 +145,59 @@ def test_too_little_memory_says_nothing_of_the_code(build, prompt, drafting, mon
     assert calls_of(model) == before
 
 
-def test_other_threads_run_the_models_own_code(traced, build, prompt, drafting, monkeypatch):
-    model, ids, found = build(), prompt(1, 12), []
-    mlp = type(model.model.layers[0].mlp)
-    own = mlp.forward
+def test_other_threads_run_the_models_own_code(build, prompt, drafting, monkeypatch):
+    """A plain call of another thread, in the middle of one that is compiled."""
+    model, ids, found, ran_in = build(), prompt(1, 12), [], []
+
+    def noted(forward, *, dynamic):
+        def call(*arguments):
+            ran_in.append(threading.get_ident())
+            if not found:
+                found.append(None)
+                thread = threading.Thread(target=elsewhere)
+                thread.start()
+                thread.join()
+            return forward(*arguments)
+
+        return call
 
     def elsewhere():
-        assert not wants_compiled()
-        found.append(model.generate(ids, **NEW))
-
-    def watched(self, rows):
-        if not found and wants_compiled():
-            found.append(None)
-            thread = threading.Thread(target=elsewhere)
-            thread.start()
-            thread.join()
-        return own(self, rows)
+        found[0] = model.generate(ids, **NEW)
 
     plain = model.generate(ids, **NEW)
-    monkeypatch.setattr(mlp, "forward", torch.compiler.disable(watched))
+    monkeypatch.setattr(compiled_parts.torch, "compile", noted)
     assert model.generate(ids, **NEW, assistant=drafting(compile=True)).equal(plain)
-    assert found[1].equal(plain)
+    assert found[0].equal(plain)
+    assert set(ran_in) == {threading.get_ident()}
     assert not wants_compiled()
+
+
+def test_what_was_proven_without_it_says_nothing_of_it(build):
+    """Even where somebody's own compiled parts leave the same marks in the modules."""
+    model = build()
+    record = model.pillarattn_record
+    for part in compilable_parts(model):
+        part.compile(backend="eager")
+    with record.own_code.active(model):
+        without = code_of(model)
+        with record.compiled.active(model):
+            assert code_of(model) != without
+        assert code_of(model) is not None
+
+
+def test_adapters_are_followed(traced, build, prompt, drafting):
+    """LoRA in the feed-forward parts, switched between calls."""
+    model, ids = build(), prompt(1, 12)
+    wrapped = get_peft_model(model, LoraConfig(target_modules=["up_proj"], init_lora_weights=False))
+    found = []
+    for _ in range(2):
+        plain = wrapped.generate(input_ids=ids, **NEW)
+        pillar = drafting(compile=True)
+        assert wrapped.generate(input_ids=ids, **NEW, assistant=pillar).equal(plain)
+        found.append(plain)
+        wrapped.base_model.disable_adapter_layers()
+    assert any(type(forward.__self__).__name__ == "LlamaMLP" for forward in traced)
+    assert not found[0].equal(found[1])
 
 
 def test_rounded_weights_are_for_drafts_alone(traced, build, prompt, drafting):

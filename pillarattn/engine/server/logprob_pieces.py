@@ -44,46 +44,49 @@ class LogprobPieces:
         return self._message(pairs) if self._is_chat else self._plain(pairs)
 
     def _message(self, pairs: list[Pair]) -> dict[str, Any]:
-        content = [
-            {
-                **self._named(before, one.token_id, one.logprob),
-                "top_logprobs": [self._named(before, token, value) for token, value in one.top],
-            }
-            for before, one in pairs
-        ]
+        content = []
+        for before, one in pairs:
+            values = [one.logprob, *(value for _, value in one.top)]
+            own, *top = map(_named, self._texts(before, one), values)
+            content.append({**own, "top_logprobs": top})
         return {"content": content, "refusal": None}
 
     def _plain(self, pairs: list[Pair]) -> dict[str, Any]:
-        texts = [self._text(before, one.token_id) for before, one in pairs]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
-        top: list[dict[str, float]] = []
-        for text, (before, one) in zip(texts, pairs, strict=True):
-            # Tokens of one text: the likeliest stands for them. The emitted one is always there.
-            likeliest = {
-                self._text(before, token): _finite(value) for token, value in reversed(one.top)
-            }
-            top.append({**likeliest, text: _finite(one.logprob)})
-        values = [_finite(one.logprob) for _, one in pairs]
-        return {
-            "tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets,
+        found: dict[str, list[Any]] = {
+            "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip
+        for before, one in pairs:
+            text, *others = self._texts(before, one)
+            value = _finite(one.logprob)
+            # Tokens of one text: the likeliest stands for them. The emitted one is always there.
+            named = reversed(list(zip(others, one.top, strict=True)))
+            likeliest = {other: _finite(its) for other, (_, its) in named}
+            found["tokens"].append(text)
+            found["token_logprobs"].append(value)
+            found["top_logprobs"].append({**likeliest, text: value})
+            found["text_offset"].append(self._offset)
+            self._offset += len(text)
+        return found
 
-    def _named(self, before: Sequence[int], token: int, value: float) -> dict[str, Any]:
-        text = self._text(before, token)
-        known = None if HALF in text else list(text.encode())
-        return {"token": text, "logprob": _finite(value), "bytes": known}
+    def _texts(self, before: Sequence[int], one: TokenLogprob) -> list[str]:
+        """Return the text of an emitted token, and those of the likeliest beside it."""
+        known = self._decoded(before)
 
-    def _text(self, before: Sequence[int], token: int) -> str:
-        known, whole = self._decoded(before), self._decoded([*before, token])
-        is_added = whole.startswith(known) and HALF not in whole[-1:] + known[-1:]
-        return whole[len(known) :] if is_added else self._decoded([token])
+        def added(token: int) -> str:
+            whole = self._decoded([*before, token])
+            is_added = whole.startswith(known) and HALF not in whole[-1:] + known[-1:]
+            return whole[len(known) :] if is_added else self._decoded([token])
+
+        return list(map(added, [one.token_id, *(token for token, _ in one.top)]))
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         # End tokens are tokens too, though no text shows them.
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def _named(text: str, value: float) -> dict[str, Any]:
+    known = None if HALF in text else list(text.encode())
+    return {"token": text, "logprob": _finite(value), "bytes": known}
 
 
 def _finite(value: float) -> float:

@@ -33,6 +33,19 @@ def chats(parts):
     parts[2].chat_template = None
 
 
+def assert_alike(found, wanted):
+    """Numbers may round otherwise in other batches; all else is equal."""
+    assert type(found) is type(wanted)
+    if isinstance(found, dict):
+        assert found.keys() == wanted.keys()
+        found, wanted = list(found.values()), list(wanted.values())
+    if isinstance(found, list):
+        for one, other in zip(found, wanted, strict=True):
+            assert_alike(one, other)
+    else:
+        assert found == (pytest.approx(wanted, abs=1e-4) if isinstance(found, float) else wanted)
+
+
 def by_the_model(parts, new):
     """Return the log probabilities of all tokens at each new place, `[new, V]`."""
     plain, _, tokenizer = parts
@@ -77,7 +90,7 @@ def test_pieces_together_are_the_whole(client, n):
         (choice,) = event["choices"]
         for name, values in choice["logprobs"].items():
             found[choice["index"]][name] += values
-    assert found == [choice["logprobs"] for choice in whole]
+    assert_alike(found, [choice["logprobs"] for choice in whole])
 
 
 def test_a_message_names_the_likeliest(client, chats):
@@ -94,7 +107,7 @@ def test_a_message_names_the_likeliest(client, chats):
             assert top["bytes"] == (list(top["token"].encode()) if known else None)
     pieces = events(client.post("/v1/chat/completions", json={**body, "stream": True}))
     parts = [piece["choices"][0]["logprobs"]["content"] for piece in pieces]
-    assert [one for part in parts for one in part] == content
+    assert_alike([one for part in parts for one in part], content)
 
 
 def test_a_message_may_name_no_others(client, chats):
@@ -178,4 +191,4 @@ def test_tokens_of_one_text_are_named_once():
 def test_the_engines_own_are_the_same(client, engine):
     (output,) = engine.generate([PROMPT], pillarattn.SamplingParams(max_tokens=NEW, logprobs=1))
     (choice,) = client.post("/v1/completions", json={**BODY, "logprobs": 1}).json()["choices"]
-    assert choice["logprobs"]["token_logprobs"] == [one.logprob for one in output.logprobs]
+    assert_alike(choice["logprobs"]["token_logprobs"], [one.logprob for one in output.logprobs])

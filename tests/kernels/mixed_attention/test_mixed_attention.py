@@ -207,3 +207,30 @@ def wrong(**changes):
 def test_bad_arguments_are_named(changes, message) -> None:
     with pytest.raises(ValueError, match=message):
         mixed_attention(**wrong(**changes))
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_a_head_reads_its_own_keys_alone(implementation, request):
+    """Where another head of the draft reads more, also of what is no number."""
+    device = torch.device("cpu")
+    if implementation == "triton":
+        device = request.getfixturevalue("triton_device")
+    generator = torch.Generator().manual_seed(0)
+    keys, values, query = (
+        torch.randn(n, h, 16, generator=generator).to(device) for n, h in ((8, 2), (8, 2), (1, 4))
+    )
+    values[0] = float("nan")
+    whole = {name: torch.tensor(numbers, dtype=torch.int32, device=device) for name, numbers in (
+        ("row_starts", [0, 1]), ("lengths", [8]), ("tail_start", [7]),
+        ("block_table", [[0, 1]]),
+    )}  # fmt: skip
+    indices = torch.tensor([[[1, 3, 5], [4, 0, 0]]], dtype=torch.int32, device=device)
+    counts = torch.tensor([[3, 1]], dtype=torch.int32, device=device)
+    out = mixed_attention(
+        query, keys, values, **whole, block_size=4, indices=indices, counts=counts,
+        implementation=implementation,
+    )  # fmt: skip
+    for h, read in enumerate(([1, 3, 5, 7], [4, 7])):
+        own = query[0, 2 * h : 2 * h + 2]
+        mass = (own @ keys[read, h].T / 4).softmax(-1)
+        torch.testing.assert_close(out[0, 2 * h : 2 * h + 2], mass @ values[read, h])
