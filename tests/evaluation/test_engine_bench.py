@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 from typer.testing import CliRunner
 
+import pillarattn
 from pillarattn.cli import bench_engine
 from pillarattn.cli.main import app
 from pillarattn.evaluation import engine_bench
-from pillarattn.evaluation.engine_bench import EngineBench, run_engine_bench
+from pillarattn.evaluation.engine_bench import EngineBench, run_engine_bench, timed_requests
 from pillarattn.evaluation.plots import plot_engine_bench
 
 SMALL = {"batches": (3,), "length": 40, "new_tokens": 10, "ks": (3,), "min_budget": 8, "repeats": 1}
@@ -63,6 +65,17 @@ def test_a_queue_comes_in_as_others_end(tiny_checkpoint) -> None:
     record["variants"]["plain"] |= {"same_tokens": False, "different_requests": 1}
     (column,) = (c for c in bench_engine._table(records).columns if c.header == "tokens")
     assert list(column.cells) == ["differ in 1 of 6", "as plain"]
+
+
+def test_an_engine_that_runs_again_counts_its_last_run_alone(tiny_model) -> None:
+    model = pillarattn.patch(copy.deepcopy(tiny_model("llama")))
+    pillar = pillarattn.PillarConfig(k=3, s=0.5, min_budget=8)
+    config = pillarattn.EngineConfig(kv_tokens=256, preflight=False, pillar=pillar)
+    engine = pillarattn.Engine(model, config)
+    params = [pillarattn.SamplingParams(max_tokens=12)] * 2
+    texts = [list(range(2, 20)), list(range(5, 30))]
+    runs = [timed_requests(engine, texts, params, 2)[1] for _ in range(3)]
+    assert runs[0]["rounds"] == runs[1]["rounds"] == runs[2]["rounds"] > 0
 
 
 def test_tokens_that_differ_are_counted() -> None:
