@@ -61,7 +61,7 @@ def engine(
         typer.Option(help="How sampled drafts are judged: gumbel, rejection, block; with commas."),
     ] = "gumbel",
     repeats: Annotated[int, typer.Option(help="Timed runs of each variant.")] = 3,
-    warm_ups: Annotated[int, typer.Option(help="Runs of each variant before those.")] = 1,
+    warm_ups: Annotated[int, typer.Option(help="Short runs of each variant before those.")] = 1,
     device: Device = "auto",
     dtype: Dtype = "float32",
     out: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pillarattn.config import PillarConfig
 from pillarattn.decoding.drafters.ngram import NgramDrafter
@@ -15,6 +15,12 @@ from pillarattn.engine.phases import PHASE_POLICIES
 from pillarattn.engine.request import ACCEPTANCE_RULES
 from pillarattn.engine.scheduler_config import ADMISSIONS, SchedulerConfig
 
+if TYPE_CHECKING:
+    import torch
+
+# Prompt tokens of a step where nobody says, on a CPU and on a GPU.
+PREFILL_CHUNKS = (512, 4096)
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -25,7 +31,8 @@ class EngineConfig:
         host_tokens: the same of the host's; 0 drops victims and computes them again.
         block_size: tokens of a block of the pool: 1, 16 or 64.
         max_batch: requests that run at a time.
-        prefill_chunk: prompt tokens of a step, over all requests.
+        prefill_chunk: prompt tokens of a step, over all requests; None: 512 on a CPU and 4,096 on
+            a GPU, where a pass of few tokens takes as long as the host needs for its launches.
         max_length: tokens of prompt and output at most; None is what the model's config says.
         speculative: False decodes plainly with the same attention and the same sampler; "auto"
             measures both ways and lets rounds draft where that is faster.
@@ -54,7 +61,7 @@ class EngineConfig:
     host_tokens: int = 0
     block_size: int = 16
     max_batch: int = 64
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     max_length: int | None = None
     speculative: bool | str = True
     pillar: PillarConfig = field(default_factory=PillarConfig)
@@ -75,7 +82,7 @@ class EngineConfig:
             ("offload_chunk", 1), ("max_length", 1),
         ):  # fmt: skip
             value = getattr(self, name)
-            if name == "max_length" and value is None:
+            if name in ("max_length", "prefill_chunk") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
@@ -125,14 +132,15 @@ class EngineConfig:
                     f"got {value!r}; model.generate(assistant=) takes the others"
                 )
 
-    def scheduler(self) -> SchedulerConfig:
-        """Return the scheduler's part."""
+    def scheduler(self, device: torch.device | None = None) -> SchedulerConfig:
+        """Return the scheduler's part, for a model on a device; None: a CPU."""
+        is_gpu = device is not None and device.type == "cuda"
         return SchedulerConfig(
             num_blocks=self.kv_tokens // self.block_size,
             block_size=self.block_size,
             host_blocks=self.host_tokens // self.block_size,
             max_batch=self.max_batch,
-            prefill_chunk=self.prefill_chunk,
+            prefill_chunk=self.prefill_chunk or PREFILL_CHUNKS[is_gpu],
             phases=self.phases,
             admission=self.admission,
             eviction=self.eviction,

@@ -85,18 +85,28 @@ class Cruise:
         Raises:
             Exception: see `step`.
         """
-        if self.is_on and self._turns:
-            self.leave()
-        if not self.is_on:
-            if not self.is_possible:
+        # Who has left for want of room in the buffers, or to let others in, may begin again at
+        # once: a planned step takes as long as several others.
+        for _ in range(2):
+            if self.is_on and not self.goes_on:
+                self.leave()
+            if not (self.is_on or self._begins(settle)):
                 return None
-            settle()
-            if not (self.is_possible and self.begin()):
-                return None
-        plan = self.step() if self.goes_on else None
-        if plan is None:
+            plan = self.step()
+            if plan is not None:
+                return plan
             self.leave()
-        return plan
+        return None
+
+    def _begins(self, settle: Callable[[], None]) -> bool:
+        """Let requests cruise if they can, which is known once all passes have been looked at."""
+        if not self.can_begin():
+            return False
+        settle()
+        if self.can_begin():
+            return self.begin()
+        self._retry_at = self._scheduler.step + PATIENCE
+        return False
 
     @property
     def goes_on(self) -> bool:
@@ -109,9 +119,8 @@ class Cruise:
         """Whether the gate has turned since the cruise began."""
         return self._k != self._k_of(self._members[0].decoder)
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether requests can cruise, as far as that shows before passes are looked at."""
+    def can_begin(self) -> bool:
+        """Return whether requests can cruise, as far as that shows before passes are looked at."""
         scheduler, decoders = self._scheduler, self._outcomes.decoders
         if scheduler.step < self._retry_at:
             return False
@@ -123,9 +132,11 @@ class Cruise:
         if k and not self._outcomes.selection.is_possible:
             return False
         own = ((e, decoders[e.request_id]) for e in running)
+        # What a pass that runs leaves of keys and drafts shows when it has been looked at.
         are_alike = all(
             d.can_cruise and d.k == first.k and d.keys.budget == first.keys.budget
-            and not e.table.away and bool(d.keys.selections if k else not d.drafts)
+            and not e.table.away
+            and (e.in_flight or bool(d.keys.selections if k else not d.drafts))
             for e, d in own
         )  # fmt: skip
         is_full = len(running) == len(scheduler.entries) or not scheduler.can_admit
@@ -147,7 +158,7 @@ class Cruise:
         self._k, budget = self._k_of(own[0][1]), own[0][1].keys.budget
         missing = (pool.blocks_for(self._bound(e)) - len(e.table) for e, _ in own)
         most = max(self._bound(entry) for entry, _ in own)
-        if sum(max(0, count) for count in missing) > pool.free or self._is_too_long(most):
+        if sum(max(0, count) for count in missing) > pool.free:
             return False
         for entry, _ in own:
             entry.table.reserve(pool, self._bound(entry))
@@ -285,9 +296,6 @@ class Cruise:
         """
         return entry.cached + 2 * (self._k + 1)
 
-    def _is_too_long(self, tokens: int) -> bool:
-        return self._longest is not None and tokens > self._longest
-
     def _renew(self, drafted: list[int]) -> None:
         """Plan all steps to come: requests that have so many drafts go on."""
         self._schedule = CruiseSchedule(drafted, self._k)
@@ -320,7 +328,11 @@ class Cruise:
             self._held.clear()
         if key not in self._held:
             self._held[key] = self.new_rounds(
-                buffers, self._outcomes.selection, k=self._k, budget=budget
+                buffers,
+                self._outcomes.selection,
+                k=self._k,
+                budget=budget,
+                longest=self._longest,
             )
             if len(self._held) > MOST_HELD:
                 del self._held[next(iter(self._held))]
@@ -377,7 +389,7 @@ class Cruise:
         if self._scores:
             room = min(room, sizes.span)
         is_wide = bool(self._k) and member.decoder.keys.budget(bound) > sizes.width
-        if missing > pool.free or bound > room or is_wide or self._is_too_long(bound):
+        if missing > pool.free or bound > room or is_wide:
             self._is_short = True
             return False
         if missing > 0:

@@ -88,7 +88,7 @@ class StepForm:
 
     def load(
         self, buffers: StepBuffers, base: Tensor, tokens: Tensor, begun: Tensor, *, scored: bool,
-        pools: bool, live: int,
+        pools: bool, live: int, last: int,
     ) -> MixedStep:  # fmt: skip
         """Fill the buffers in for a step, all of it on the device.
 
@@ -100,12 +100,14 @@ class StepForm:
             scored: whether those who verify leave scores.
             pools: whether these are pooled over their rows.
             live: rows that are somebody's.
+            last: the largest position that the model takes.
         """
         spans = Spans(**{name: buffers.spans[name].start for name in Spans._fields})
         place_rows(
             buffers.ints, self.blank, base, tokens, buffers.block_table, seats=self.seats,
             offsets=self.offsets, spare=self.spare, moving=self.moving, ends=self.ends,
             begun=begun, spans=spans, block_size=buffers.block_size,
+            last=last,
         )  # fmt: skip
         buffers.side = 0
         return MixedStep(

@@ -18,7 +18,7 @@ from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.own_noise import signed
 from pillarattn.engine.step_buffers import StepBuffers
 from pillarattn.kernels.mixed_attention import can_pool
-from pillarattn.kernels.rounds import judge_rounds
+from pillarattn.kernels.rounds import MOST, judge_rounds
 from pillarattn.modules.budgets import RatioBudget
 
 # Recordings name whose memory they read.
@@ -38,6 +38,8 @@ class CruiseRounds:
         selection: chooses the keys of coming rounds.
         k: drafts of a round.
         budget: of every request.
+        longest: tokens that the model takes; None: any number. Drafts past them, which nobody will
+            see, are at the last position.
 
     Attributes:
         base: `[seats + 1]` int64, position of each seat's newest token, which has no key yet; 0 in
@@ -48,10 +50,12 @@ class CruiseRounds:
     """
 
     def __init__(
-        self, buffers: StepBuffers, selection: BatchedSelection, *, k: int, budget: RatioBudget
-    ) -> None:
+        self, buffers: StepBuffers, selection: BatchedSelection, *, k: int, budget: RatioBudget,
+        longest: int | None = None,
+    ) -> None:  # fmt: skip
         self._buffers, self._selection, self.k, self.budget = buffers, selection, k, budget
         self.generation, self._serial = buffers.generation, next(_SERIALS)
+        self._last = MOST if longest is None else longest - 1
         seats = buffers.sizes.seats + 1
         self.base = torch.zeros(seats, dtype=torch.int64, device=buffers.device)
         self.tokens = self.base.new_zeros(seats, k + 1)
@@ -130,7 +134,7 @@ class CruiseRounds:
         form = self.form(inputs)
         step = form.load(
             self._buffers, self.base, self.tokens, self.begun, scored=is_scored, pools=self.pools,
-            live=inputs.live,
+            live=inputs.live, last=self._last,
         )  # fmt: skip
         return self.advance(form, step, forward(step), draws=inputs.draws, chosen=chosen)
 

@@ -65,7 +65,7 @@ class Engine:
         is_auto = self.config.speculative == "auto" and self.config.pillar.k
         self._gate = SpeculationGate(int(self.config.pillar.k)) if is_auto else None
         self.tokenizer = tokenizer
-        self.scheduler = Scheduler(self.config.scheduler())
+        self.scheduler = Scheduler(self.config.scheduler(getattr(model, "device", None)))
         size = self.config.block_size
         self.runner = ModelRunner(
             model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
@@ -23,6 +23,8 @@ from pillarattn.patch.patching import patch
 SCHEMA = 1
 KIND, RUN = "engine-bench", "engine-bench-run"
 PLAIN = "plain"
+# New tokens of a warm-up.
+WARM_TOKENS = 64
 Record = dict[str, Any]
 
 
@@ -63,7 +65,7 @@ class EngineBench:
         cruise: also time it with rounds that follow each other on the device, without plans; plain
             decoding cruises in any case.
         repeats: timed runs of each variant.
-        warm_ups: runs before those.
+        warm_ups: runs before those, of the first batch and `WARM_TOKENS` new tokens.
         device, dtype: as `load_model` takes them.
 
     Raises:
@@ -127,6 +129,11 @@ class EngineBench:
                     found[name + way] = Variant(self._pillar(k), rule, changes)
         return found
 
+    @property
+    def warm_tokens(self) -> int:
+        """New tokens of a warm-up: kernels are compiled by then."""
+        return min(self.new_tokens, WARM_TOKENS)
+
     def params(self, index: int, variant: Variant) -> SamplingParams:
         """Return how the request `index` is decoded."""
         return SamplingParams(
@@ -138,7 +145,7 @@ class EngineBench:
         """Return an engine with room for all requests at their full length."""
         room = -(-(self.length + self.new_tokens + max(self.ks) + 1) // 16) * 16
         config = EngineConfig(
-            kv_tokens=batch * room, max_batch=batch, prefill_chunk=max(2048, 32 * batch),
+            kv_tokens=batch * room, max_batch=batch, prefill_chunk=max(8192, 32 * batch),
             pillar=variant.pillar, prefix_cache=False, seed=1, **variant.changes,
         )  # fmt: skip
         return Engine(model, config)
@@ -181,7 +188,9 @@ def _cell(
             on_run(batch, f"{name}, {'warm-up' if repeat < 1 else f'run {repeat}'}")
             engine = bench.engine(model, batch, variant)
             params = [bench.params(i, variant) for i in range(count)]
-            tokens[name], run = timed_requests(engine, texts, params, batch)
+            if repeat < 1:
+                params = [replace(one, max_tokens=bench.warm_tokens) for one in params[:batch]]
+            tokens[name], run = timed_requests(engine, texts[: len(params)], params, batch)
             del engine
             if repeat > 0:
                 variants[name]["runs"].append(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pillarattn.config import PillarConfig
 from pillarattn.engine.config import EngineConfig
@@ -48,3 +49,10 @@ def test_prompt_lookup_is_taken_in_every_form():
 def test_tokens_become_blocks():
     scheduler = EngineConfig(kv_tokens=1000, host_tokens=100, block_size=64).scheduler()
     assert (scheduler.num_blocks, scheduler.host_blocks) == (15, 1)
+
+
+@pytest.mark.parametrize(("device", "wanted"), [(None, 512), ("cpu", 512), ("cuda", 4096)])
+def test_a_gpu_takes_longer_chunks_of_prompts(device, wanted):
+    device = device and torch.device(device)
+    assert EngineConfig().scheduler(device).prefill_chunk == wanted
+    assert EngineConfig(prefill_chunk=99).scheduler(device).prefill_chunk == 99

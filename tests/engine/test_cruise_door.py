@@ -78,7 +78,7 @@ def test_an_engine_stops_less_often_and_gives_the_same_tokens(cruising, monkeypa
     rng = random.Random(0)
     work = [
         ([rng.randrange(1, 97) for _ in range(rng.randint(4, 12))], rng.randint(12, 40))
-        for _ in range(30)
+        for _ in range(60)
     ]
     found = {}
     # Of twelve that cruise a sixteenth is one: whoever fits comes in.

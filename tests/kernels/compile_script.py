@@ -273,7 +273,7 @@ def step_rounds(*, seats: int, k: int, rows: int, judged: int) -> None:
         line(50), line(50), line(seats), line(seats, k + 1),
         torch.zeros(seats, 3, dtype=torch.int32), seats=line(rows), offsets=line(rows),
         spare=line(rows), moving=line(seats), ends=line(seats), begun=line(seats),
-        spans=Spans(0, 9, 18, 30, 40, 45), block_size=16,
+        spans=Spans(0, 9, 18, 30, 40, 45), block_size=16, last=99,
     )  # fmt: skip
     rounds.judge_rounds(
         line(rows), line(seats, k + 1), line(seats), line(seats), rows=line(judged, k + 1),

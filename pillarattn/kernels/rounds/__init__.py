@@ -13,6 +13,9 @@ from pillarattn.kernels.rounds import reference
 
 __all__ = ["Spans", "judge_rounds", "place_rows"]
 
+# A position that no request reaches.
+MOST = 2**31 - 1
+
 for _name in ("place_rows", "judge_rounds"):
     register(_name, "reference", getattr(reference, _name))
     register(_name, "triton", f"pillarattn.kernels.rounds.triton_kernel:{_name}")
@@ -49,6 +52,7 @@ def place_rows(
     begun: Tensor,
     spans: Spans,
     block_size: int,
+    last: int = MOST,
     implementation: str = "auto",
 ) -> None:
     """Write a pass's integers: `blank`, and what grows from step to step.
@@ -65,6 +69,7 @@ def place_rows(
         begun: `[S]` int64, tokens with keys when a seat's keys were chosen: where its tail begins.
         spans: where in `ints` it goes.
         block_size: tokens of a block.
+        last: the largest position that the model takes, and the one that rows behind it are given.
         implementation: "auto", "reference" or "triton"; see `dispatch.choose`.
 
     Raises:
@@ -91,7 +96,7 @@ def place_rows(
     compute = choose("place_rows", implementation, ints, blank, base, tokens, block_table)
     compute(
         ints, blank, base, tokens, block_table, seats=seats, offsets=offsets, spare=spare,
-        moving=moving, ends=ends, begun=begun, spans=spans, block_size=block_size,
+        moving=moving, ends=ends, begun=begun, spans=spans, block_size=block_size, last=last,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def place_rows(
     ints: Tensor, blank: Tensor, base: Tensor, tokens: Tensor, block_table: Tensor, *,
     seats: Tensor, offsets: Tensor, spare: Tensor, moving: Tensor, ends: Tensor, begun: Tensor,
-    spans: Spans, block_size: int,
+    spans: Spans, block_size: int, last: int,
 ) -> None:  # fmt: skip
     """Compute `kernels.rounds.place_rows`."""
     rows, held = len(seats), len(base)
@@ -24,7 +24,8 @@ def place_rows(
         return ints[first : first + size]
 
     ints.copy_(blank)
-    positions = torch.add(base[seats], offsets, out=part("positions", rows))
+    positions = base[seats] + offsets
+    torch.clamp(positions, max=last, out=part("positions", rows))
     part("tokens", rows).copy_(tokens.view(-1)[seats * tokens.shape[1] + offsets])
     blocks = block_table.view(-1)[seats * block_table.shape[1] + positions // block_size]
     torch.add(blocks * block_size + positions % block_size, spare, out=part("slots", rows))

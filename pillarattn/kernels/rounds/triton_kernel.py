@@ -25,7 +25,7 @@ _PLACED = (
 )  # fmt: skip
 _PLACED_SIZES = (
     "count", "rows", "held", "width", "pages", "tokens_at", "positions_at", "slots_at",
-    "lengths_at", "tail_at", "drafting_at",
+    "lengths_at", "tail_at", "drafting_at", "last",
 )  # fmt: skip
 _JUDGED = (
     "drawn", "tokens", "base", "begun", "rows", "seats", "real", "draft_places", "report", "after",
@@ -37,7 +37,7 @@ _JUDGED = (
 def place_kernel(
     ints, blank, base, tokens, block_table, seats, offsets, spare, moving, ends, begun,
     count, rows, held, width, pages, block_size,
-    tokens_at, positions_at, slots_at, lengths_at, tail_at, drafting_at,
+    tokens_at, positions_at, slots_at, lengths_at, tail_at, drafting_at, last,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copy a stretch of `blank` with what seats have, or place a stretch of rows."""
@@ -75,14 +75,14 @@ def place_kernel(
         slot = block * block_size + position % block_size
         slot += tl.load(spare + row, mask=is_there, other=0)
         tl.store(ints + tokens_at + row, token, mask=is_there)
-        tl.store(ints + positions_at + row, position, mask=is_there)
+        tl.store(ints + positions_at + row, tl.minimum(position, last), mask=is_there)
         tl.store(ints + slots_at + row, slot, mask=is_there)
 
 
 def place_rows(
     ints: Tensor, blank: Tensor, base: Tensor, tokens: Tensor, block_table: Tensor, *,
     seats: Tensor, offsets: Tensor, spare: Tensor, moving: Tensor, ends: Tensor, begun: Tensor,
-    spans: Spans, block_size: int,
+    spans: Spans, block_size: int, last: int,
 ) -> None:  # fmt: skip
     """Compute `kernels.rounds.place_rows`."""
     count, rows = len(ints), len(seats)
@@ -90,7 +90,7 @@ def place_rows(
         place_kernel[(triton.cdiv(count, BLOCK) + triton.cdiv(rows, BLOCK),)](
             ints, blank, base, tokens, block_table, seats, offsets, spare, moving, ends, begun,
             count, rows, len(base), tokens.shape[1], block_table.shape[1], block_size, *spans,
-            BLOCK=BLOCK,
+            last, BLOCK=BLOCK,
         )  # fmt: skip
 
 

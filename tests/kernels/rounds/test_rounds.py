@@ -53,8 +53,9 @@ def on(device, **tensors):
 
 @needs_triton
 @pytest.mark.triton
+@pytest.mark.parametrize("last", [None, 60])
 @pytest.mark.parametrize(("requests", "k", "spare"), SHAPES)
-def test_rows_are_placed_as_the_reference_does(requests, k, spare):
+def test_rows_are_placed_as_the_reference_does(requests, k, spare, last):
     given = state(requests, k, spare)
     held, rows = len(given["base"]), len(given["seats"]) + 5
     names = ("tokens", "positions", "slots", "row_starts", "lengths", "tail_start", "drafting")
@@ -68,13 +69,20 @@ def test_rows_are_placed_as_the_reference_does(requests, k, spare):
         place_rows(
             ints, **on(DEVICE, blank=blank, base=given["base"], tokens=given["tokens"]),
             block_table=given["table"].to(DEVICE), spans=spans, block_size=given["block"],
-            implementation=implementation,
+            implementation=implementation, **({} if last is None else {"last": last}),
             **on(DEVICE, **{n: given[n] for n in STEP}),
         )  # fmt: skip
         found.append(ints)
     assert torch.equal(*found)
     at = first["positions"]
     wanted = given["base"][given["seats"]] + given["offsets"]
+    if last is not None:
+        assert requests < 5 or int(wanted.max()) > last
+        block = given["block"]
+        places = given["seats"] * given["table"].shape[1] + wanted // block
+        slots = given["table"].view(-1)[places].long() * block + wanted % block + given["spare"]
+        assert torch.equal(found[0][first["slots"] :][: len(slots)].cpu(), slots)
+        wanted = wanted.clamp_max(last)
     assert torch.equal(found[0][at : at + len(wanted)].cpu(), wanted)
 
 
