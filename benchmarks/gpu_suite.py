@@ -39,7 +39,7 @@ TESTS = (
 )  # fmt: skip
 ENGINE = (
     "bench engine --device cuda --dtype bfloat16 --length 4096 --temperature 0.6 --k 4 "
-    "--no-lockstep --no-synchronous --no-delayed --warm-ups 0 --repeats 1"
+    "--no-lockstep --no-synchronous --no-delayed --warm-ups 1 --repeats 1"
 )
 STEPS = "engine_shapes --shape 8b"
 PEERS = "engine_peers --device cuda --dtype bfloat16 --length 4096 --new-tokens 256"

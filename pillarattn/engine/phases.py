@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from pillarattn.registry import Registry
 
@@ -53,7 +54,8 @@ class Phases:
 
 def level_rows(running: Sequence[Progress]) -> float:
     """Return the rows of a step if rounds were spread evenly: the sum of (2k + 1) / (k + 1)."""
-    return sum((2 * p.k + 1) / (p.k + 1) for p in running)
+    # As exact on every Python: the built-in sum rounds otherwise from 3.12 on.
+    return fsum((2 * p.k + 1) / (p.k + 1) for p in running)
 
 
 class PhasePolicy(ABC):
@@ -131,9 +133,19 @@ class UnifiedPhases(PhasePolicy):
         Passes that come early have fewer rows, which a few more of them make up for.
         """
         level = level_rows(running)
+        most = (1 + self.tolerance) * level
         rows = len(running) - len(waiting) + sum(p.drafted for p in chosen)
+        # Passes of several k may be earned in one step. Who came sooner than he had to drafts on,
+        # and who has waited least waits.
+        for progress in sorted((p for p in chosen if p.k), key=lambda p: (p.is_due, p.waited)):
+            if rows <= most or len(chosen) == 1:
+                break
+            chosen.remove(progress)
+            rows -= progress.verify_rows if progress.is_due else progress.drafted
+            if progress.is_due:
+                waiting.append(progress)
         waiting.sort(key=lambda p: -p.waited)
-        while waiting and rows + waiting[0].verify_rows <= (1 + self.tolerance) * level:
+        while waiting and rows + waiting[0].verify_rows <= most:
             rows += waiting[0].verify_rows
             chosen.append(waiting.pop(0))
         for progress in sorted(early, key=lambda p: p.k - p.drafted):

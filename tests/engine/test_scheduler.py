@@ -230,7 +230,7 @@ def test_a_step_shares_its_prefill_chunk_among_prompts():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, 4])
 def test_rows_stay_within_a_tenth_with_offload_gaps_and_long_prompts(seed):
     """A pool for four fifths of what runs, prompts of many chunks, outputs of any length."""
     config = SchedulerConfig(
