@@ -1,4 +1,4 @@
-"""Every figure of the pages that one GPU has: correctness first, then one part after the other.
+"""Most figures of the pages that one GPU has: correctness first, then one part after the other.
 
     python -m benchmarks.gpu_suite --out results --dataset olympiadbench.jsonl --seconds 1500
 

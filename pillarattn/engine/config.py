@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 # Prompt tokens of a step where nobody says, on a CPU and on a GPU.
-PREFILL_CHUNKS = (512, 4096)
+PREFILL_CHUNKS = (512, 2048)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class EngineConfig:
         host_tokens: the same of the host's; 0 drops victims and computes them again.
         block_size: tokens of a block of the pool: 1, 16 or 64.
         max_batch: requests that run at a time.
-        prefill_chunk: prompt tokens of a step, over all requests; None: 512 on a CPU and 4,096 on
+        prefill_chunk: prompt tokens of a step, over all requests; None: 512 on a CPU and 2,048 on
             a GPU, where a pass of few tokens takes as long as the host needs for its launches.
         max_length: tokens of prompt and output at most; None is what the model's config says.
         speculative: False decodes plainly with the same attention and the same sampler; "auto"

@@ -106,10 +106,11 @@ def test_smollm2():
 
 def test_smollm2_cruising():
     every, shown = records("engine_smollm2_h200.jsonl"), rows("SmolLM2-135M, short contexts")
-    benches = [r for r in every if any(name.endswith("auto") for name in r.get("variants", ()))]
-    benches = benches[-2:]
+    benches = [
+        r for r in every if r["kind"] == "engine-bench" and r["commit"].startswith("b85764c")
+    ]
     assert [r["batch"] for r in benches] == [64, 256]
-    gains = []
+    gains, alike = [], []
     for bench in benches:
         new, plain = bench["settings"]["new_tokens"], bench["variants"]["plain"]
         for name, one in bench["variants"].items():
@@ -122,10 +123,55 @@ def test_smollm2_cruising():
                 f"{run['mean_accepted']:.2f}" if run["mean_accepted"] else "",
             ]  # fmt: skip
             assert one["same_tokens"] == (name == "plain")
-            gains += [f"**{gain:.2f}**"] if name.endswith("cruise") else []
+            if name.endswith("cruise"):
+                gains.append(f"**{gain:.2f}**")
+                alike.append((one["different_requests"], one["tokens_alike"] / bench["batch"]))
     assert f"{gains[0]} and {gains[1]}" in PAGE
+    text = " ".join(PAGE.split())
     (run,) = benches[1]["variants"]["k=4 s=0.05 cruise"]["runs"]
-    assert f"{run['all']['steps']:,} steps, and the last ended after {run['steps']:,}" in PAGE
+    assert (
+        f"ran for {run['all']['steps']:,} steps, and the last ended after {run['steps']:,}" in text
+    )
+    (few, first), (many, second) = alike
+    said = f"{few} of 64 and {many} of 256, after {first:.0f} and {second:.0f} tokens on average"
+    assert said in text
+
+
+def test_the_end_of_a_closed_batch():
+    """Before cruises reached the model's last position, and since."""
+    every, text = records("engine_smollm2_h200.jsonl"), " ".join(PAGE.split())
+
+    def ends(commit, batch):
+        (run,) = (
+            r["run"] for r in every
+            if r["kind"] == "engine-bench-run" and r["commit"].startswith(commit)
+            and r["batch"] == batch and r["variant"].endswith("cruise")
+            and not r["settings"].get("queued")
+        )  # fmt: skip
+        whole = run["all"]
+        later = (run["seconds"] - whole["seconds"]) / (run["steps"] - whole["steps"])
+        return f"{1e3 * later:.2f}", f"{1e3 * whole['seconds'] / whole['steps']:.2f}"
+
+    (before, together), (few, _) = ends("b08f250", 256), ends("b08f250", 64)
+    assert (
+        f"a step took {before} ms with 256 requests, where all of them together took {together}"
+        in (text)
+    )
+    assert f"and {few} with 64." in text
+    assert f"{ends('b85764c', 256)[0]} and {ends('b85764c', 64)[0]} ms, and" in text
+
+
+def test_the_queue():
+    (record,) = (
+        r for r in records("engine_smollm2_h200.jsonl")
+        if r["kind"] == "engine-bench" and r["settings"].get("queued") and r["batch"] == 64
+        and r["commit"].startswith("b08f250")
+    )  # fmt: skip
+    plain, drafts = (record["variants"][n] for n in ("plain", "k=4 s=0.05 cruise"))
+    said = "{:,.0f} tokens a second plainly and {:,.0f} with drafts, **{:.2f}**".format(
+        plain["tokens_per_second"], drafts["tokens_per_second"], drafts["speedup"]
+    )
+    assert said in " ".join(PAGE.split())
 
 
 def test_smollm2_shapes():
@@ -150,7 +196,7 @@ def test_other_pages_quote_it(name):
         rf"\b{factors['cruising / compiled static decoding'][0]} times (compiled|what)", text
     )
     real = rows("SmolLM2-135M, short contexts")
-    for place in ("64 requests, 2,048 new tokens", "256 requests, 4,096 new tokens"):
+    for place in ("64 requests, 4,096 new tokens", "256 requests, 4,096 new tokens"):
         gain = real[f"{place}, k=4 cruise"][3].removesuffix("x")
         assert re.search(rf"\b{gain}\b", text)
 

@@ -51,7 +51,7 @@ def test_tokens_become_blocks():
     assert (scheduler.num_blocks, scheduler.host_blocks) == (15, 1)
 
 
-@pytest.mark.parametrize(("device", "wanted"), [(None, 512), ("cpu", 512), ("cuda", 4096)])
+@pytest.mark.parametrize(("device", "wanted"), [(None, 512), ("cpu", 512), ("cuda", 2048)])
 def test_a_gpu_takes_longer_chunks_of_prompts(device, wanted):
     device = device and torch.device(device)
     assert EngineConfig().scheduler(device).prefill_chunk == wanted
