@@ -13,6 +13,7 @@ from pillarattn.engine.block_pool import BLOCK_SIZES
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.phases import PHASE_POLICIES
 from pillarattn.engine.request import ACCEPTANCE_RULES
+from pillarattn.engine.row_buckets import bucket
 from pillarattn.engine.scheduler_config import ADMISSIONS, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Prompt tokens of a step where nobody says, on a CPU and on a GPU.
 PREFILL_CHUNKS = (512, 2048)
+# The same in strict mode, whose products are known not to depend on their rows up to 512.
+STRICT_CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class EngineConfig:
         block_size: tokens of a block of the pool: 1, 16 or 64.
         max_batch: requests that run at a time.
         prefill_chunk: prompt tokens of a step, over all requests; None: 512 on a CPU and 2,048 on
-            a GPU, where a pass of few tokens takes as long as the host needs for its launches.
+            a GPU, where a pass of few tokens takes as long as the host needs for its launches; 256
+            with strict=True.
         max_length: tokens of prompt and output at most; None is what the model's config says.
         speculative: False decodes plainly with the same attention and the same sampler; "auto"
             measures both ways and lets rounds draft where that is faster.
@@ -123,7 +127,7 @@ class EngineConfig:
                 )
         for name, allowed in (
             ("acceptance", ("auto", *ACCEPTANCE_RULES)), ("parity", ("default",)),
-            ("strict", (False,)), ("compile", (False,)),
+            ("compile", (False,)),
         ):  # fmt: skip
             value = getattr(self.pillar, name)
             if value not in allowed:
@@ -131,16 +135,30 @@ class EngineConfig:
                     f"the engine takes pillar.{name}={' or '.join(map(repr, allowed))}, "
                     f"got {value!r}; model.generate(assistant=) takes the others"
                 )
+        if self.pillar.strict and (self.eviction == "heat" or strategy.refresh == "step"):
+            raise ValueError(
+                "strict=True takes strategies that choose once a round, and any eviction but "
+                f"'heat', got {self.pillar.strategy!r} and {self.eviction!r}; use strict=False"
+            )
+
+    @property
+    def strict_rows(self) -> int | None:
+        """Rows of a step at most, where they must not depend on each other; None: they may."""
+        if not self.pillar.strict:
+            return None
+        verifying = self.max_batch * (int(self.pillar.k) + 1)
+        return bucket(verifying + (self.prefill_chunk or STRICT_CHUNK))
 
     def scheduler(self, device: torch.device | None = None) -> SchedulerConfig:
         """Return the scheduler's part, for a model on a device; None: a CPU."""
         is_gpu = device is not None and device.type == "cuda"
+        usual = STRICT_CHUNK if self.pillar.strict else PREFILL_CHUNKS[is_gpu]
         return SchedulerConfig(
             num_blocks=self.kv_tokens // self.block_size,
             block_size=self.block_size,
             host_blocks=self.host_tokens // self.block_size,
             max_batch=self.max_batch,
-            prefill_chunk=self.prefill_chunk or PREFILL_CHUNKS[is_gpu],
+            prefill_chunk=self.prefill_chunk or usual,
             phases=self.phases,
             admission=self.admission,
             eviction=self.eviction,

@@ -75,8 +75,8 @@ class Engine:
             kernels=self.config.pillar.kernels,
             preflight=self.config.preflight,
             graphs=self.config.cuda_graphs,
-            is_delayed=self.config.delayed_verification,
-        )
+            is_delayed=self.config.delayed_verification, strict_rows=self.config.strict_rows,
+        )  # fmt: skip
         self.model = self.runner.model
         self._stop = StopCheck(eos_tokens(self.model), tokenizer)
         self._shared = SharedPrompts()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pillarattn.engine.paged_cache import PagedCache, PagedPools
+from pillarattn.errors import UnsupportedOptionError
 from pillarattn.patch.fused_layers import FusedLayers, FusedSwitch
 from pillarattn.patch.graph_recorder import fault_reason, logits_gap
 from pillarattn.patch.joined_weights import JoinedWeights
@@ -28,14 +29,19 @@ class FusedPasses:
         model: patched.
         switch: the model's.
         kernels: "auto", "reference" or "triton".
+        is_strict: whether no product may be joined with others, and what fused layers give stands
+            from the first pass on.
 
     Attributes:
         is_on: False runs the model's own code alone.
         reason: why fused layers are not used though the model has such, or None.
     """
 
-    def __init__(self, model: nn.Module, switch: FusedSwitch, *, kernels: str) -> None:
+    def __init__(
+        self, model: nn.Module, switch: FusedSwitch, *, kernels: str, is_strict: bool = False
+    ) -> None:
         self._model, self._switch, self._kernels = model, switch, kernels
+        self._is_strict = is_strict
         self.is_on = True
         self.reason: str | None = None
         self._cache: PagedCache | None = None
@@ -47,6 +53,11 @@ class FusedPasses:
     def has_layers(self) -> bool:
         """Whether the model has layers that can be fused, as far as was looked."""
         return self._layers is not None
+
+    @property
+    def layers(self) -> FusedLayers | None:
+        """The layers that passes run fused, or None."""
+        return self._layers
 
     @property
     def is_settled(self) -> bool:
@@ -66,6 +77,8 @@ class FusedPasses:
         self.reason, self._is_proven = None, False
         layers = self._over(self._cache)
         self._layers = layers if layers.layers else None
+        if self._is_strict and self._layers is None:
+            self._give_up("the model has layers of other classes, hooks or adapters")
 
     def refill(self) -> None:
         """Follow weights that were written to where they are."""
@@ -95,7 +108,7 @@ class FusedPasses:
     def _over(self, cache: PagedCache) -> FusedLayers:
         return FusedLayers(
             self._model, PagedPools(cache), self._switch, joined=self._joined,
-            kernels=self._kernels,
+            kernels=self._kernels, joins=not self._is_strict,
         )  # fmt: skip
 
     def _compared(self, layers: FusedLayers, play: Callable[[], Tensor], live: int) -> Tensor:
@@ -110,18 +123,27 @@ class FusedPasses:
         except Exception as error:
             self._give_up(fault_reason(error))
             return play()
-        own = play()
+        stands = own = play()
         gap, allowed = logits_gap(fused, own[every])
         if layers.ran < len(layers.layers):
             self._give_up("their keys have no place in the pool as they are")
         elif gap <= allowed:
             self._is_proven = True
+            if self._is_strict:
+                # Keys of both ways must not mix.
+                with layers.active():
+                    stands = play()
         else:
             self.give_up(gap, allowed)
-        return own
+        return stands
 
     def _give_up(self, reason: str) -> None:
         self.reason, self._layers, self._joined = reason, None, JoinedWeights()
+        if self._is_strict:
+            raise UnsupportedOptionError(
+                f"strict=True needs fused layers, and they cannot be used here: {reason}; "
+                "use strict=False"
+            )
         warnings.warn(
             f"layers run without fused kernels, slower and with the same output: {reason}",
             RuntimeWarning,

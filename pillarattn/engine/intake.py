@@ -65,6 +65,12 @@ class Intake:
         Raises:
             ValueError: see `Engine.add_request`.
         """
+        pillar = self.config.pillar
+        if pillar.strict and params.k is not None and params.k > int(pillar.k):
+            raise ValueError(
+                f"with strict=True a request has at most the engine's k={pillar.k} drafts a round, "
+                f"got k={params.k}: steps of more rows were not checked"
+            )
         with self._lock:
             params = filled(params, self.config, self._noise)
             name = f"request-{self._added}" if request_id is None else request_id

@@ -193,6 +193,7 @@ class MixedStep:
                 counts=most,
                 tail_start=named["tail_start"],
                 most_rows=self.most_rows,
+                strict=buffers.is_strict,
             )
             self._shared[key] = counts, work
         counts, work = self._shared[key]

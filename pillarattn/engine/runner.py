@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,16 +16,17 @@ from pillarattn.engine.cuda_graph import GraphedPasses
 from pillarattn.engine.fused_passes import FusedPasses
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.model_watch import Change, ModelWatch
+from pillarattn.engine.packable import refusal
 from pillarattn.engine.packed_pass import PackedAttention, PackedStep, Segment
 from pillarattn.engine.packing_check import PackingCheck
 from pillarattn.engine.paged_cache import PagedCache
 from pillarattn.engine.pass_logits import PassLogits
 from pillarattn.engine.row_buckets import RowBuckets
 from pillarattn.engine.step_buffers import StepBuffers
-from pillarattn.errors import NotPatchedError, UnsupportedModelError
+from pillarattn.engine.strict_passes import StrictCheck, check_rows, refusal_of
+from pillarattn.errors import NotPatchedError, UnsupportedModelError, UnsupportedOptionError
 from pillarattn.patch.cache_adapter import PillarCache
 from pillarattn.patch.compat import (
-    LinearAttentionLayer,
     PreTrainedModel,
     cache_keyword,
     decode_context,
@@ -33,8 +34,7 @@ from pillarattn.patch.compat import (
 from pillarattn.patch.current_pass import current_cache
 from pillarattn.patch.obstacle import obstacle
 from pillarattn.patch.record import RECORD, PatchRecord
-from pillarattn.patch.support import field, rope_types
-from pillarattn.patch.tensor_parallel import ranks_of
+from pillarattn.patch.strict import check_strict, strict_products
 from pillarattn.patch.wrappers import inner_model, weights_device
 
 # What a forward raises that was given inputs it does not expect.
@@ -56,6 +56,8 @@ class ModelRunner:
         preflight: compare packed passes with plain ones on random tokens first.
         graphs: record passes as CUDA graphs on a GPU.
         is_delayed: whether passes begin before the ones before are looked at.
+        strict_rows: rows of a step at most, of which none may depend on the others, bit for bit;
+            None: rounding may.
 
     Attributes:
         uses_buffers: whether requests attend by one call a layer, over `StepBuffers`, and layers
@@ -64,12 +66,14 @@ class ModelRunner:
     Raises:
         NotPatchedError: the model is not patched.
         UnsupportedModelError: its tokens cannot be packed; says why.
+        UnsupportedOptionError: its rows depend on each other, and must not; says why.
         ValueError: it is in training mode.
     """
 
     def __init__(
         self, model: Any, *, slots: int, host_slots: int, block_size: int, kernels: str,
         preflight: bool = True, graphs: bool = True, is_delayed: bool = False,
+        strict_rows: int | None = None,
     ) -> None:  # fmt: skip
         self.model: PreTrainedModel = inner_model(model)
         self.name = type(self.model).__name__
@@ -86,17 +90,21 @@ class ModelRunner:
                 "use model.generate(assistant=) instead"
             )
         self.device, self.graphs_on = weights_device(self.model), graphs
-        self._is_delayed = is_delayed
+        self._is_delayed, self._is_strict = is_delayed, strict_rows is not None
         kernels = self.record.kernels if kernels == "auto" else kernels
         self.uses_buffers = wants_buffers(kernels, self.device)
         self._takes_logits_to_keep = self.model._supports_logits_to_keep()
         self.attention = PackedAttention(self.name, kernels=kernels)
-        self.fused = FusedPasses(self.model, record.fused, kernels=kernels)
+        self.fused = FusedPasses(
+            self.model, record.fused, kernels=kernels, is_strict=self._is_strict
+        )
         self._watch = ModelWatch(self.model)
         # Without layers: a preflight finds out which there are.
         self.cache = PagedCache(slots=0, host_slots=0, block_size=1, attention=self.attention)
-        if preflight and self.device.type != "meta":
+        if (preflight or self._is_strict) and self.device.type != "meta":
             self._preflight()
+        if strict_rows is not None:
+            self._check_strict(strict_rows)
         self._set_cache(slots, host_slots, block_size)
 
     def look_again(self) -> None:
@@ -113,7 +121,9 @@ class ModelRunner:
         )
         self.cache.lay_out_as(earlier)
         self.cache.mover.prepare()
-        self.buffers = StepBuffers(self.cache, self.device, is_delayed=self._is_delayed)
+        self.buffers = StepBuffers(
+            self.cache, self.device, is_delayed=self._is_delayed, is_strict=self._is_strict
+        )
         self.fused.use(self.cache)
         self._renew_graphs()
 
@@ -149,6 +159,25 @@ class ModelRunner:
             if not gap <= check.allowed:
                 self.fused.give_up(gap, check.allowed)
 
+    def _check_strict(self, rows: int) -> None:
+        """Make sure that rows do not depend on each other, in products and in a pass."""
+        windows = [layer.window for layer in self.cache.layers]
+        reason = refusal_of(self.model, windows, uses_buffers=self.uses_buffers)
+        check_strict(self.model, self.fused.layers, reason)
+        config = self.model.config.get_text_config(decoder=True)
+        check = StrictCheck(config.vocab_size, self.device)
+        self._set_cache(*PREFLIGHT_CACHE)
+        with strict_products():
+            check_rows(self.model, rows)
+            if not check.holds(self.cache, self.run):
+                raise UnsupportedOptionError(
+                    f"strict=True cannot run here: rows of {self.name} that are packed into one "
+                    "pass have other bits than each on its own; use strict=False"
+                )
+
+    def _products(self) -> AbstractContextManager[None]:
+        return strict_products() if self._is_strict else nullcontext()
+
     def _look(self) -> None:
         """Follow what has changed in the model since the last pass."""
         if not self._watch.is_due():
@@ -174,14 +203,27 @@ class ModelRunner:
         Args:
             segments: the rows of each request; with `PENDING` tokens only where `takes` says so.
             ahead: what the pass before draws, which are those tokens.
+
+        Raises:
+            UnsupportedOptionError: strict mode can no longer run the model's passes; says why.
         """
+        with self._products():
+            return self._run(segments, ahead)
+
+    def _run(self, segments: list[Segment], ahead: PendingDraws | None) -> PassLogits:
         self._begin()
         if not self.uses_buffers:
             return self._run_packed(segments)
         self._look()
         # Prompts by themselves have rows enough for a call each, which is faster on so many.
-        is_alone = self.fused.is_settled and all(map(_is_prompt, segments))
+        may_be_alone = self.fused.is_settled and not self._is_strict
+        is_alone = may_be_alone and all(map(_is_prompt, segments))
         needed = None if is_alone else self.buffers.needs(segments)
+        if needed is None and self._is_strict:
+            raise UnsupportedOptionError(
+                "strict=True cannot run this pass: its requests need calls of their own; "
+                "use strict=False"
+            )
         if needed is None:
             return self._run_packed(segments)
         buckets = self._row_buckets if self._may_replay() else None
@@ -214,6 +256,12 @@ class ModelRunner:
             play: runs the step; it is given what runs a pass whose inputs lie in `buffers`, and
                 returns its logits `[rows, V]`, which hold until the next pass.
         """
+        with self._products():
+            return self._run_step(kind, play)
+
+    def _run_step(
+        self, kind: Hashable, play: Callable[[Callable[[MixedStep], Tensor]], Tensor]
+    ) -> Tensor:
         self._begin()
         self._look()
 
@@ -253,6 +301,11 @@ class ModelRunner:
             raise NotPatchedError(
                 f"{self.name} has been unpatched since this engine was made, or patched again; "
                 "make another engine of the patched model"
+            )
+        if self._is_strict and torch.is_autocast_enabled(self.device.type):
+            raise UnsupportedOptionError(
+                "strict=True runs kernels that autocast does not know; call the engine outside of "
+                "torch.autocast, or use strict=False"
             )
         self.cache.mover.give_back()
         # Where nothing may ever be recorded, passes are as they always are.
@@ -335,27 +388,3 @@ def _is_prompt(segment: Segment) -> bool:
 def wants_buffers(kernels: str, device: torch.device) -> bool:
     """Whether one call a layer is faster: on a CPU there is no launch to save."""
     return kernels == "triton" or (kernels == "auto" and device.type == "cuda")
-
-
-def refusal(model: PreTrainedModel, record: PatchRecord) -> str | None:
-    """Return why requests of `model` cannot share a packed pass, or None."""
-    if ranks_of(model) is not None:
-        # Each rank would plan, draw and stop by itself, and wait for the others where they differ.
-        return "a tensor-parallel plan spreads it over processes, which the engine does not align"
-    if record.dense_reason is not None:
-        return f"sparse attention cannot act in it ({record.dense_reason})"
-    if record.lockstep:
-        return "it counts positions by itself, the same for all rows"
-    if record.stores_latents:
-        return "it caches latents, and the pool holds keys"
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        return "its forward takes no position_ids"
-    layers = PillarCache(config=model.config).layers
-    if any(isinstance(layer, LinearAttentionLayer) for layer in layers):
-        return "some of its layers keep recurrent states, which cannot be packed"
-    if field(model.config.get_text_config(decoder=True), "attention_chunk_size"):
-        return "it attends in chunks"
-    moving = rope_types(model.config) & {"dynamic", "longrope"}
-    if moving:
-        return f"its rotary embedding ({moving.pop()}) depends on the longest request of a pass"
-    return None

@@ -57,6 +57,8 @@ class StepBuffers:
         device: where it is.
         is_delayed: whether the scores of a pass must outlive the next one: passes then write
             theirs by turns to two sides of `scores`.
+        is_strict: whether rows must have the bits that they get alone. Drafts then leave nothing
+            for scores, which take a read of their own.
 
     Attributes:
         sizes: what fits.
@@ -68,9 +70,10 @@ class StepBuffers:
     """
 
     def __init__(
-        self, cache: PagedCache, device: torch.device, *, is_delayed: bool = False
-    ) -> None:
-        self.cache, self.device = cache, device
+        self, cache: PagedCache, device: torch.device, *, is_delayed: bool = False,
+        is_strict: bool = False,
+    ) -> None:  # fmt: skip
+        self.cache, self.device, self.is_strict = cache, device, is_strict
         self._sides, self.side, self.kept_side = 2 if is_delayed else 1, 0, 0
         self.scores = torch.empty(0, 0, 0, 0, 0)
         self.block_size, self.scratch = cache.block_size, cache.slots // cache.block_size
@@ -236,7 +239,9 @@ class StepBuffers:
             sizes.layers, seats=sizes.seats + 1, heads=sizes.heads, width=sizes.width
         )
         keeps = self.kept.resize(
-            sizes.scored, seats=sizes.seats + 1, width=max(sizes.queries - 1, 1)
+            sizes.scored,
+            seats=sizes.seats + 1,
+            width=0 if self.is_strict else max(sizes.queries - 1, 1),
         )
         for seat in self._seats.values():
             seat.version = -1

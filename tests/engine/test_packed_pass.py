@@ -72,7 +72,7 @@ def test_an_unpatched_model_is_refused(tiny_model):
 
 def test_a_model_spread_over_ranks_is_refused(models, monkeypatch):
     """Each rank would draw and stop by itself."""
-    monkeypatch.setattr("pillarattn.engine.runner.ranks_of", lambda model: object())
+    monkeypatch.setattr("pillarattn.engine.packable.ranks_of", lambda model: object())
     with pytest.raises(UnsupportedModelError, match="tensor-parallel plan"):
         runner(models()[1])
 

@@ -22,7 +22,7 @@ from pillarattn.kernels.mixed_attention.known import (
     check_known,
     score_limits,
 )
-from pillarattn.kernels.mixed_attention.tiles import default_tiles
+from pillarattn.kernels.mixed_attention.tiles import default_tiles, strict_tiles
 from pillarattn.kernels.mixed_attention.work_list import (
     WorkList,
     make_work_list,
@@ -135,6 +135,7 @@ def work_list(
     counts: Tensor,
     tail_start: Tensor,
     most_rows: int | None = None,
+    strict: bool = False,
 ) -> WorkList:
     """Return the work list of a `mixed_attention` call, which layers of the same shapes share.
 
@@ -143,10 +144,15 @@ def work_list(
             and KV head, and -1 where any layer has it.
         most_rows: of the largest request, which sizes are made for; None: not known. More are
             right too, and slower.
+        strict: give each row that reads everything the bits that it gets alone, whatever is beside
+            it, without a window, sinks or known normalisers; Triton only.
         others: as `mixed_attention`.
     """
-    tiles = default_tiles(
-        query, key_pool, value_pool, requests=len(lengths), most_rows=most_rows
+    tiles = (
+        strict_tiles(query, key_pool, value_pool) if strict
+        else default_tiles(
+            query, key_pool, value_pool, requests=len(lengths), most_rows=most_rows
+        )
     )  # fmt: skip
     return make_work_list(
         len(query), row_starts=row_starts, lengths=lengths, counts=counts, tail_start=tail_start,

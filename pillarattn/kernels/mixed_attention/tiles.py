@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -103,6 +103,15 @@ def default_tiles(
                 scored_keys=scored[0], scored_stages=scored[1],
             )  # fmt: skip
     return MixedTiles(block_rows=rows, block_keys=16, split=split, stages=2)
+
+
+def strict_tiles(query: Tensor, key_pool: Tensor, value_pool: Tensor) -> MixedTiles:
+    """Return tiles by which a row has the same bits in every launch.
+
+    Blocks of one size, splits of one length and steps at the same places, whatever else is there.
+    """
+    tiles = default_tiles(query, key_pool, value_pool)
+    return replace(tiles, few_rows=tiles.block_rows, scored_keys=None, scored_stages=None)
 
 
 def _split_of(requests: int | None, rows: int, kv_heads: int, *, is_narrow: bool) -> int:
