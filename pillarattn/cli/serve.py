@@ -51,7 +51,7 @@ def serve(
     device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
-    """Serve a model under OpenAI's routes; the extra pillarattn[serve] brings the web framework."""
+    """Serve a model under OpenAI's routes; the extra `serve` brings the web framework."""
     console = human_console(None)
     with readable_errors():
         run, create_app = _framework()

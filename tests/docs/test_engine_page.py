@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pillarattn.engine.config import PREFILL_CHUNKS, STRICT_CHUNK, EngineConfig
 from pillarattn.engine.eviction import EVICTION_POLICIES
 from pillarattn.engine.request import SamplingParams
 
@@ -86,3 +87,19 @@ def test_the_shares_of_blocks_are_those_of_the_record():
             for name in ("share_one_layer", "share_all_layers")
         ]
     assert table == wanted
+
+
+@pytest.mark.parametrize("one", fields(EngineConfig), ids=lambda one: one.name)
+def test_every_setting_of_an_engine_has_a_line(one):
+    section = PAGE.split("## Settings")[1].split("\n## ")[0]
+    (line,) = (
+        row for row in section.splitlines()
+        if row.startswith("| `") and f"`{one.name}`" in row.split("|")[1]
+    )  # fmt: skip
+    shown = line.split("|")[2].strip().strip("`").replace('"', "").split(", ")
+    if one.name == "prefill_chunk":
+        usual = "512 on a CPU, 2,048 on a GPU, 256 in strict mode"
+        assert usual in line
+        assert (*PREFILL_CHUNKS, STRICT_CHUNK) == (512, 2048, 256)
+    elif one.default is not None and not callable(one.default_factory):
+        assert str(one.default) in shown
