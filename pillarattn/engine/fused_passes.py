@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +78,6 @@ class FusedPasses:
         self.reason, self._is_proven = None, False
         layers = self._over(self._cache)
         self._layers = layers if layers.layers else None
-        if self._is_strict and self._layers is None:
-            self._give_up("the model has layers of other classes, hooks or adapters")
 
     def refill(self) -> None:
         """Follow weights that were written to where they are."""
@@ -94,6 +93,8 @@ class FusedPasses:
                 is compared.
         """
         layers = self._layers
+        if self._is_strict and self.is_on and layers is None:
+            self._refuse(self.reason or "the model has layers of other classes, hooks or adapters")
         if not self.is_on or layers is None:
             return play()
         if not self._is_proven:
@@ -140,12 +141,15 @@ class FusedPasses:
     def _give_up(self, reason: str) -> None:
         self.reason, self._layers, self._joined = reason, None, JoinedWeights()
         if self._is_strict:
-            raise UnsupportedOptionError(
-                f"strict=True needs fused layers, and they cannot be used here: {reason}; "
-                "use strict=False"
-            )
+            self._refuse(reason)
         warnings.warn(
             f"layers run without fused kernels, slower and with the same output: {reason}",
             RuntimeWarning,
             stacklevel=3,
+        )
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise UnsupportedOptionError(
+            f"strict=True needs fused layers, and they cannot be used here: {reason}; "
+            "use strict=False"
         )

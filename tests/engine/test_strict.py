@@ -114,7 +114,13 @@ def test_on_a_gpu(tiny_model, prompts, family):
     if os.environ.get(WORKSPACE) != "1":
         pytest.skip(f"{WORKSPACE} is not 1")
     model = pillarattn.patch(copy.deepcopy(tiny_model(family)).to("cuda", torch.bfloat16))
-    together = likelihoods(strict_engine(model), prompts, seed=5)
+    try:
+        together = likelihoods(strict_engine(model), prompts, seed=5)
+    except UnsupportedOptionError as refused:
+        if "matrix products" not in str(refused):
+            raise
+        # Of shapes as small as these the library promises nothing.
+        pytest.skip(str(refused))
     rounds = strict_engine(model).generate(prompts, SamplingParams(max_tokens=60))
     for text, found, whole in zip(prompts, together, rounds, strict=True):
         run = strict_engine(model, speculative=False, prefill_chunk=64)
@@ -132,10 +138,33 @@ def test_on_a_cpu_it_is_refused(models, monkeypatch):
 def test_layers_that_are_not_known_are_refused(models, monkeypatch):
     monkeypatch.setattr(runner, "wants_buffers", lambda kernels, device: True)
     pillar = PillarConfig(**SPARSE, strict=True)
-    with pytest.raises(UnsupportedOptionError, match=r"needs fused layers.*other classes"):
+    with pytest.raises(UnsupportedOptionError, match="norms may round"):
         Engine(models("gpt2")[1], EngineConfig(kv_tokens=64, pillar=pillar))
     with pytest.raises(UnsupportedOptionError, match="sliding windows"):
         Engine(models("mistral")[1], EngineConfig(kv_tokens=64, pillar=pillar))
+
+
+def test_layers_that_can_no_longer_be_fused_end_it(models, prompts, monkeypatch):
+    """A step fails, and so does the next one: the model's own code would round otherwise."""
+    monkeypatch.setattr(runner, "wants_buffers", lambda kernels, device: True)
+    monkeypatch.setattr(runner.ModelRunner, "_check_strict", lambda self, rows: None)
+    model = models()[1]
+    pillar = PillarConfig(**SPARSE, strict=True)
+    run = Engine(model, EngineConfig(kv_tokens=512, pillar=pillar))
+    run.add_request(prompts[0], SamplingParams(max_tokens=8))
+    run.step()
+    handle = model.model.layers[0].mlp.register_forward_hook(lambda *given: None)
+    try:
+        run.reset_prefix_cache()
+        for _ in range(3):
+            with pytest.raises(UnsupportedOptionError, match="needs fused layers"):
+                run.step()
+    finally:
+        handle.remove()
+    run.reset_prefix_cache()
+    assert run.has_unfinished
+    while run.has_unfinished:
+        run.step()
 
 
 @pytest.mark.parametrize(
