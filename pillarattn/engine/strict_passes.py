@@ -18,7 +18,7 @@ from pillarattn.datatypes import Phase
 from pillarattn.engine.packed_pass import Segment
 from pillarattn.engine.paged_cache import PagedCache, RequestView
 from pillarattn.errors import UnsupportedOptionError
-from pillarattn.patch.strict import WORKSPACE
+from pillarattn.patch.strict import WORKSPACE, trials
 
 # Rows whose products are compared with those of the largest pass, up to it; and every so many rows.
 FEW, EVERY = 17, 61
@@ -35,18 +35,7 @@ def check_rows(model: nn.Module, most: int) -> None:
         UnsupportedOptionError: they do not; says what to set.
     """
     counts = sorted({*range(1, min(FEW, most) + 1), *range(FEW, most, EVERY), most - 1} - {0})
-    seen: set[tuple[torch.Size, bool]] = set()
-    device = next(model.parameters()).device
-    generator = torch.Generator(device=device).manual_seed(20251201)
-    for module in model.modules():
-        if type(module) is not nn.Linear:
-            continue
-        kind = module.weight.shape, module.bias is not None
-        if kind in seen:
-            continue
-        seen.add(kind)
-        rows = torch.randn(most, module.in_features, generator=generator, device=device)
-        rows = rows.to(module.weight.dtype)
+    for module, rows in trials(model, most):
         with torch.no_grad():
             whole = module(rows)
             wrong = [n for n in counts if not torch.equal(module(rows[:n]), whole[:n])]

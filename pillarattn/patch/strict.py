@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pillarattn.errors import UnsupportedOptionError
 from pillarattn.patch.fused_layers import KNOWN, FusedLayers
@@ -76,19 +76,7 @@ def check_products(model: nn.Module, *, batch: int, width: int) -> None:
     Raises:
         UnsupportedOptionError: they do not; says what to set.
     """
-    seen: set[tuple[torch.Size, bool]] = set()
-    device = next(model.parameters()).device
-    generator = torch.Generator(device=device).manual_seed(20251130)
-    for module in model.modules():
-        if type(module) is not nn.Linear:
-            continue
-        kind = module.weight.shape, module.bias is not None
-        if kind in seen:
-            continue
-        seen.add(kind)
-        rows = torch.randn(
-            batch * width, module.in_features, generator=generator, device=device
-        ).to(module.weight.dtype)
+    for module, rows in trials(model, batch * width):
         with torch.no_grad():
             whole, apart = module(rows), module(rows[::width].contiguous())
         if not torch.equal(whole[::width], apart):
@@ -98,3 +86,18 @@ def check_products(model: nn.Module, *, batch: int, width: int) -> None:
                 f"{batch * width} rows than for {batch}; set {WORKSPACE}=1 in the environment "
                 "before Python starts, or use strict=False"
             )
+
+
+def trials(model: nn.Module, rows: int) -> Iterator[tuple[nn.Linear, Tensor]]:
+    """Yield a linear layer of each shape, and so many random rows that it takes."""
+    seen: set[tuple[torch.Size, bool]] = set()
+    device = next(model.parameters()).device
+    generator = torch.Generator(device=device).manual_seed(20251130)
+    for module in model.modules():
+        if type(module) is not nn.Linear:
+            continue
+        kind = module.weight.shape, module.bias is not None
+        if kind not in seen:
+            seen.add(kind)
+            drawn = torch.randn(rows, module.in_features, generator=generator, device=device)
+            yield module, drawn.to(module.weight.dtype)
