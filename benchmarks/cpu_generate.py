@@ -32,6 +32,8 @@ from pillarattn.patch.compat import cache_keyword
 
 # Prompt tokens that each run reads itself.
 LEFT = 16
+# Of k and s: the cost gate chooses.
+AUTO = "auto"
 
 
 class Decoding:
@@ -117,7 +119,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=4000, help="prompt tokens at most")
-    parser.add_argument("--k", default="6", help="one or more, with commas")
+    parser.add_argument("--k", default="6", help="one or more, with commas, or auto")
     parser.add_argument("--s", default="0.05", help="one or more, with commas")
     parser.add_argument("--weights", default="own,bfloat16,int8", help="of drafts, with commas")
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -152,12 +154,13 @@ def main() -> int:
     decoding = Decoding(model, ids, arguments.batch, pad)
     kinds = [
         pillarattn.SelfSpeculativeGenerator(
-            int(k), float(s), arguments.strategy, drafter={"name": "sparse", "weights": weights}
+            k if k == AUTO else int(k), s if s == AUTO else float(s), arguments.strategy,
+            drafter={"name": "sparse", "weights": weights},
         )
         for k in arguments.k.split(",")
         for s in arguments.s.split(",")
         for weights in arguments.weights.split(",")
-    ]
+    ]  # fmt: skip
     for pillar in kinds if arguments.check_tokens else ():
         if not is_lossless(decoding, pillar, arguments.check_tokens, sampling):
             print(f"{pillar} does not give the model's own tokens", file=sys.stderr)

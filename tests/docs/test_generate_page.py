@@ -73,3 +73,18 @@ def test_strict_mode_at_an_8b_shape():
     assert "{:.2f} apart (median) and {:.2f} at most".format(*gaps) in text
     seconds = [one["runs"][name]["decode_seconds"] for name in ("strict k=0", "k=0")]
     assert "{:.2f} s strictly and {:.2f} s by default".format(*seconds) in text
+
+
+def test_the_gate_on_a_cpu() -> None:
+    lines = (
+        (RESULTS / "cpu_generate_smollm2_b1_auto.jsonl").read_text(encoding="utf-8").splitlines()
+    )
+    found: dict[str, list[str]] = {}
+    for one in map(json.loads, lines[1:]):
+        if one["kind"] == "speculative":
+            assert one["k"] == "auto"
+            found.setdefault(one["weights"], []).append(f"{one['ratio']:.2f}")
+    own, rounded = (" and ".join(found[weights]) for weights in ("own", "int8"))
+    text = " ".join(PAGE.split())
+    assert f"{own} times plain with the model's weights" in text
+    assert f"and {rounded} with int8" in text
