@@ -24,7 +24,7 @@ class FusedPasses:
 
     The first pass is run by the model's own code too, whose logits, keys and scores stand: fused
     layers that give others, or fail, are not used, after one warning. So is the first one after
-    the model has changed.
+    the model has changed. In strict mode theirs stand, and passes without them are refused.
 
     Args:
         model: patched.
@@ -113,7 +113,7 @@ class FusedPasses:
         )  # fmt: skip
 
     def _compared(self, layers: FusedLayers, play: Callable[[], Tensor], live: int) -> Tensor:
-        """Run a pass both ways and return the logits of the model's own code."""
+        """Run a pass both ways; return its own logits, or in strict mode those of fused layers."""
         every = slice(0, live, -(-live // COMPARED))
         try:
             with layers.active():

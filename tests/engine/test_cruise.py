@@ -435,14 +435,13 @@ def test_no_step_waits_for_the_gpu(tiny_model, prompts):
 def test_requests_come_in_between_steps_without_plans(cruising, prompts, alone):
     """Who ends lets others in: but for their prompts, nobody is planned in between."""
     run, planned = cruising(max_batch=2, kv_tokens=4096, prefill_chunk=512), []
-    for prompt in [*prompts, *prompts]:
-        run.add_request(prompt, SamplingParams(max_tokens=30))
+    names = [run.add_request(p, SamplingParams(max_tokens=30)) for p in [*prompts, *prompts]]
     done = {}
     while run.has_unfinished:
         before = run.cruised
         done |= {o.request_id: o for o in run.step() if o.finished}
         planned += [run.last_plan] if run.cruised == before else []
-    assert len(done) == 2 * len(prompts)
+    assert tokens(done[name] for name in names) == [alone(p, 30) for p in prompts] * 2
     alones = sum(not plan.prefills for plan in planned)
     assert alones <= 1 < sum(bool(plan.prefills) for plan in planned)
 

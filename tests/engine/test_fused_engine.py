@@ -53,6 +53,22 @@ def test_greedy_tokens(models, prompts, alone, calls, rehearsing, family, graphs
     assert (run.runner.graphs.replayed > (0 if family == "mistral" else 10)) == graphs
 
 
+def test_prompts_by_themselves_have_a_call_each(models, prompts, alone, monkeypatch):
+    """Beside others they share one call a layer with them, and so does the first pass."""
+    run, packed, mixed = engine_of(models()[1], prefill_chunk=8, max_batch=2), [], []
+    run_packed, load = run.runner._run_packed, run.runner.buffers.load
+    run.runner._run_packed = lambda given: packed.append(given) or run_packed(given)
+    run.runner.buffers.load = lambda given, *more: mixed.append(given) or load(given, *more)
+    outputs = run.generate(prompts, SamplingParams(max_tokens=NEW))
+    assert tokens(outputs) == [alone(p, NEW) for p in prompts]
+
+    def are_prompts(given):
+        return all(segment.keep < len(segment.tokens) for segment in given)
+
+    assert packed and all(map(are_prompts, packed))
+    assert are_prompts(mixed[0]) and not any(map(are_prompts, mixed[1:]))
+
+
 # A window, and norms of heads: what the kernels' arguments can differ in.
 @pytest.mark.parametrize("family", ["mistral", "qwen3"])
 def test_interpreted_kernels(interpreted, models, prompts, alone, calls, family):
