@@ -105,6 +105,10 @@ PARTS = (
          is_module=True),
     Part("strict", "strict_equality --k 4", 180, is_module=True, is_strict=True),
     Part("strict_8b", "strict_equality --shape 8b --k 4", 120, is_module=True, is_strict=True),
+    Part("strict_engine", "strict_engine", 90, is_module=True, is_strict=True),
+    Part("strict_engine_sampled", "strict_engine --temperature 0.6", 80, is_module=True,
+         is_strict=True),
+    Part("strict_engine_8b", "strict_engine --shape 8b", 110, is_module=True, is_strict=True),
 )  # fmt: skip
 
 
