@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,7 +44,7 @@ class RequestDecoder:
     Attributes:
         text: its tokens.
         keys: those that its drafts read.
-        measures_heat: whether verify passes leave `heat`.
+        wants_heat: says whether a verify pass that is looked at leaves `heat`.
         heat: what the last one paid to each block.
     """
 
@@ -84,7 +85,7 @@ class RequestDecoder:
         self._drafting: Segment | None = None
         # What each draft was drawn from, where the rule needs it.
         self._laws = OwnLaws(DraftLaws() if laws is None else laws, self.k)
-        self.measures_heat = False
+        self.wants_heat: Callable[[], bool] = lambda: False
         self.heat: tuple[float, ...] = ()
 
     @property
@@ -200,7 +201,7 @@ class RequestDecoder:
         """
         is_drawn = self._kind is not None and self._kind.threshold is None
         is_level = isinstance(self._length, ConstantLength) and self.keys.is_constant
-        is_asked = self.measures_heat or self.request.params.logprobs is not None
+        is_asked = self.request.params.logprobs is not None
         is_drawn = is_drawn and self._rejection is None and not self.proposes
         return is_drawn and is_level and not is_asked
 
@@ -312,7 +313,7 @@ class RequestDecoder:
         self._length.observe([drafted], [kept])
         self.forget_drafts()
         self.keys.end_round(self.text, drafted=drafted, kept=kept, emitted=len(emitted))
-        self.heat = self.keys.heat() if self.measures_heat else ()
+        self.heat = self.keys.heat() if self.wants_heat() else ()
         return emitted
 
     def select_keys(self) -> None:

@@ -139,5 +139,5 @@ class Intake:
             request, generator, self.runner.cache, device=self.runner.device, stop=self.stop,
             laws=self._laws, gate=self._gate,
         )  # fmt: skip
-        decoder.measures_heat = self.scheduler.kv.policy.needs_heat
+        decoder.wants_heat = self.scheduler.kv.wants_heat
         return decoder

@@ -12,6 +12,9 @@ from pillarattn.engine.page_names import PageNames
 from pillarattn.engine.phases import Progress
 from pillarattn.engine.request import RequestState
 
+# A pool is short of room where less than one part of so many is free.
+SHORT = 4
+
 
 @dataclass
 class Entry:
@@ -133,6 +136,12 @@ class KVManager:
         self.dropped: list[Entry] = []
         self.cooled = 0
         self._evictions = 0
+
+    def wants_heat(self) -> bool:
+        """Return whether verify passes should measure it now: somebody may have to leave soon."""
+        pool, host = self.pool, self.host
+        is_tight = SHORT * pool.free < pool.num_blocks or host.free < host.num_blocks
+        return self.policy.needs_heat and is_tight
 
     def begin_step(self) -> None:
         """Forget what was done in the step before."""

@@ -83,6 +83,22 @@ class Segment:
         placed = self.placed if isinstance(self.placed, Tensor) else self.placed()
         return placed[: self.length]
 
+    @property
+    def tail(self) -> int:
+        """Where a draft's tail begins; what the host knows of it spares a wait."""
+        if self.tail_start is not None:
+            return self.tail_start
+        start, lengths = next(iter(self.selections.values())).tail_start, self.view.lengths
+        return lengths.max if start is lengths.tensor else int(start)
+
+    def finds_tail(self, layers: int) -> bool:
+        """Return whether a draft of `layers` layers reads only chosen keys that may be away."""
+        if not self.holes:
+            return True
+        if self.table is None or len(self.selections) < layers:
+            return False
+        return None not in self.table.device[self.tail // self.view.cache.block_size :]
+
 
 class PackedStep:
     """What attention must know of a pass; travels with the cache.

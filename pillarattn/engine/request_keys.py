@@ -199,8 +199,11 @@ class RequestKeys:
         end, size = self._length, self.view.cache.block_size
         rows = on_device([max(1, self._emitted)], self.device)
         paid = torch.zeros(-(-end // size) * size, device=self.device)
+        of_heads: dict[int, list[int]] = {}
         for index in sorted(layers):
-            paid[:end] += scores.pool([index], rows=rows, end=end).sum(dim=(0, 1))
+            of_heads.setdefault(self.view.cache.layers[index].kv_heads, []).append(index)
+        for alike in of_heads.values():
+            paid[:end] += scores.pool(alike, rows=rows, end=end).sum(dim=(0, 1))
         blocks = paid.view(-1, size).sum(dim=1)
         return tuple((blocks / blocks.sum()).tolist())
 

@@ -234,7 +234,8 @@ class Scheduler:
         entry.cached += emitted
         entry.length += emitted
         entry.last_read = self.step
-        entry.heat = heat
+        # What was measured last says more than nothing.
+        entry.heat = heat or entry.heat
         entry.table.trim(self.pool, entry.cached)
         self.kv.name_pages(entry)
         entry.start_round()

@@ -87,6 +87,24 @@ class SeatSelections:
         """Write what was chosen for `seats` `[B]`, in their order, as `load` does."""
         self._load_many(chosen, seats, None, block_table, block_size)
 
+    def skip(self, seats: Tensor, is_away: Tensor, block_size: int) -> None:
+        """Leave out what lies in blocks that are away; what stays keeps its order.
+
+        Args:
+            seats: `[B]`, whose layers all have chosen keys.
+            is_away: `[B, P]` bool, by logical block.
+            block_size: tokens of a block.
+        """
+        found = [self.indices[:, seats], self.slots[:, seats]]
+        pages = (found[0] // block_size).long()
+        away = is_away[None, :, None].expand(*pages.shape[:3], -1).gather(3, pages)
+        places = torch.arange(pages.shape[3], device=self.device)
+        out = away | (places >= self.counts[:, seats].unsqueeze(-1))
+        order = out.to(torch.int8).argsort(dim=-1, stable=True)
+        for held, own in zip((self.indices, self.slots), found, strict=True):
+            held[:, seats] = own.gather(3, order)
+        self.counts[:, seats] = (~out).sum(-1, dtype=torch.int32)
+
     def taken(self, seats: Tensor, lengths: Tensor) -> ChosenKeys:
         """Return copies of what `seats` read, chosen when they had `lengths` tokens."""
         return ChosenKeys(self._layers, self.indices[:, seats], self.counts[:, seats], lengths)

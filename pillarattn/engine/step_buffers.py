@@ -103,7 +103,7 @@ class StepBuffers:
         scored: set[int] = set()
         for segment in segments:
             if segment.phase is Phase.DRAFT:
-                if segment.selector is not None or segment.holes:
+                if segment.selector is not None or not segment.finds_tail(len(self.cache.layers)):
                     return None
                 seat = self._seats.get(_owner(segment))
                 if seat is None or seat.selections is not segment.selections:
@@ -293,7 +293,8 @@ class StepBuffers:
         if table is None:
             blocks = (segment.slots[:: self.block_size] // self.block_size).tolist()
         else:
-            blocks = [0 if block is None else block for block in table.device]
+            # Of those on the host drafts read nothing, and others are not asked for.
+            blocks = [self.scratch if block is None else block for block in table.device]
             seat.version = table.version
         row, new = self._table[seat.number], np.asarray(blocks[: self.sizes.pages], dtype=np.int32)
         if seat.table is not table or not np.array_equal(row[:known], new[:known]):
@@ -332,7 +333,7 @@ class StepBuffers:
         host["lengths"][numbers], host["lengths"][-1] = starts + rows, len(spare)
         drafts = [i for i, s in enumerate(segments) if s.phase is Phase.DRAFT and s.selections]
         host["drafting"][table[drafts, 0]] = 1
-        tails = [_tail_start(segments[i]) for i in drafts]
+        tails = [segments[i].tail for i in drafts]
         host["tail_start"][table[drafts, 0]] = tails
         width = self.kept.width
         host["kept_place"][table[drafts, 0]] = [
@@ -363,25 +364,21 @@ class StepBuffers:
         is_known = self.kept.width > 0 and seat.kept.covers(segment.start, rows)
         return segment.scores is not None and (segment.exact or not is_known)
 
-    def _load_selections(self, segments: list[Segment], seats: list[Seat]) -> None:
+    def _load_selections(self, segments: list[Segment], given: list[Seat]) -> None:
         """Copy in what drafts have chosen since, and look up its slots."""
-        changed = []
-        for segment, seat in zip(segments, seats, strict=True):
+        changed, holes = [], []
+        for segment, seat in zip(segments, given, strict=True):
             if segment.phase is Phase.DRAFT and seat.selections is not segment.selections:
                 seat.selections = segment.selections
                 if segment.selections:
                     changed.append((seat.number, segment.selections))
+                    holes += [seat.number] if segment.holes else []
         self.selected.load(changed, self.block_table, self.block_size)
+        if holes:
+            seats = on_device(holes, self.device)
+            self.selected.skip(seats, self.block_table[seats] == self.scratch, self.block_size)
 
 
 def _owner(segment: Segment) -> Any:
     # A name may come back for another request, and two segments of a test share a view.
     return segment.request_id, segment.view
-
-
-def _tail_start(segment: Segment) -> int:
-    """Return where a draft's tail begins; what the host knows of it spares a wait."""
-    if segment.tail_start is not None:
-        return segment.tail_start
-    start, lengths = next(iter(segment.selections.values())).tail_start, segment.view.lengths
-    return lengths.max if start is lengths.tensor else int(start)

@@ -349,7 +349,7 @@ def test_who_needs_the_host_has_plans(cruising, prompts, params):
     "changes",
     [
         {"cruise": False}, {"phases": "lockstep"}, {"drafter": "ngram"}, {"strategy": "quest"},
-        {"strategy": "h2o"}, {"eviction": "heat", "host_tokens": 512},
+        {"strategy": "h2o"},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )  # fmt: skip

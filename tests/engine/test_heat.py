@@ -115,10 +115,11 @@ def test_drafts_go_on_with_the_keys_that_are_here(engine, prompts, alone):
 
 def test_heat_is_the_softmax_mass_of_the_rows_that_stood(engine, tiny_model, prompts):
     text = prompts[3]
-    run = engine(eviction="heat", prefill_chunk=100)
+    # A pool that its text nearly fills.
+    run = engine(eviction="heat", prefill_chunk=100, kv_tokens=96)
     run.add_request(text, SamplingParams(max_tokens=NEW), request_id="a")
     entry = run.scheduler.entries["a"]
-    while not entry.heat:
+    while run.has_unfinished and not entry.heat:
         before = entry.cached
         run.step()
     full = torch.tensor([[*text, *run.requests["a"].output]])[:, : entry.cached]
@@ -131,3 +132,20 @@ def test_heat_is_the_softmax_mass_of_the_rows_that_stood(engine, tiny_model, pro
     assert heat.sum() == pytest.approx(1.0)
     torch.testing.assert_close(heat, blocks / blocks.sum(), rtol=1e-3, atol=1e-4)
     assert heat[0] != heat[1]
+
+
+def test_heat_is_measured_where_room_is_short(engine, prompts):
+    """Where there is room for everybody nobody asks the device for it."""
+    run = engine(eviction="heat", kv_tokens=4096)
+    for prompt in prompts:
+        run.add_request(prompt, SamplingParams(max_tokens=NEW))
+    while run.has_unfinished:
+        run.step()
+        assert not any(entry.heat for entry in run.scheduler.entries.values())
+
+
+def test_it_cruises_where_there_is_room(cruising, prompts, alone):
+    run = cruising(eviction="heat", host_tokens=512)
+    outputs = run.generate(prompts, SamplingParams(max_tokens=NEW))
+    assert [o.token_ids for o in outputs] == [alone(p, NEW) for p in prompts]
+    assert run.cruised > NEW // 2

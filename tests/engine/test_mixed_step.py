@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import pillarattn
+from pillarattn.datatypes import Phase
 from pillarattn.engine.kept_lse import KeptLse
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.request import SamplingParams
@@ -86,12 +88,42 @@ def test_what_one_call_cannot_do_is_done_one_by_one(
     assert passes
 
 
-def test_blocks_that_move_keep_their_selections_right(over_buffers, passes, prompts, alone):
-    """Cold blocks go to the host and come back elsewhere."""
+def test_blocks_that_move_keep_their_selections_right(
+    over_buffers, passes, prompts, alone, monkeypatch
+):
+    """Cold blocks go to the host and come back elsewhere; drafts do without, beside the others."""
     texts = [(p * 30)[: 30 + 5 * i] for i, p in enumerate(prompts[1:4])]
     run = over_buffers(kv_tokens=192, host_tokens=1024, eviction="heat", offload_chunk=32, k=8)
+    packed = run.runner._run_packed
+
+    def prompts_alone(segments):
+        assert all(segment.phase is Phase.VERIFY for segment in segments)
+        return packed(segments)
+
+    monkeypatch.setattr(run.runner, "_run_packed", prompts_alone)
+    skip, skipped, stayed = run.runner.buffers.selected.skip, [], []
+
+    def watched(seats, is_away, size):
+        buffers = run.runner.buffers
+        held = buffers.indices[:, seats].clone(), buffers.counts[:, seats].clone()
+        skip(seats, is_away, size)
+        for layer, seat, head in np.ndindex(*held[1].shape):
+            wanted = [
+                p for p in held[0][layer, seat, head, : held[1][layer, seat, head]].tolist()
+                if not is_away[seat, p // size]
+            ]  # fmt: skip
+            count = int(buffers.counts[layer, seats[seat], head])
+            assert buffers.indices[layer, seats[seat], head, :count].tolist() == wanted
+            blocks = buffers.block_table[seats[seat]].tolist()
+            assert buffers.chosen_slots[layer, seats[seat], head, :count].tolist() == [
+                blocks[p // size] * size + p % size for p in wanted
+            ]
+            skipped.append(int(held[1][layer, seat, head]) - count)
+            stayed.append(count)
+
+    monkeypatch.setattr(run.runner.buffers.selected, "skip", watched)
     outputs = run.generate(texts, SamplingParams(max_tokens=40))
     assert tokens(outputs) == [alone(p, 40) for p in texts]
     assert run.stats.cooled > 0
     assert run.stats.blocks_in > 0
-    assert passes
+    assert sum(skipped) > 0 and sum(stayed) > 0
