@@ -80,6 +80,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--alone", type=int, default=4, help="requests that run alone, too")
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--prefill-chunk", type=int, default=2048, help="strictly, too")
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--s", type=float, default=0.05)
     parser.add_argument("--device", default="cuda")
@@ -96,7 +97,7 @@ def new_engine(given: argparse.Namespace, model: Any, batch: int, **ways: bool) 
     room = -(-(given.length + given.new_tokens + given.k + 1) // 16) * 16
     config = pillarattn.EngineConfig(
         kv_tokens=batch * room, max_batch=batch, prefix_cache=False, seed=0,
-        speculative=ways["drafts"],
+        speculative=ways["drafts"], prefill_chunk=given.prefill_chunk,
         pillar=pillarattn.PillarConfig(k=given.k, s=given.s, strict=ways["strict"]),
     )  # fmt: skip
     return pillarattn.Engine(model, config)

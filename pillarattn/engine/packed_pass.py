@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pillarattn.datatypes import Phase, RowLengths, Selection
+from pillarattn.datatypes import Phase, RowLengths, Selection, on_device
 from pillarattn.engine.block_table import BlockTable
 from pillarattn.engine.mixed_step import MixedStep
 from pillarattn.engine.paged_cache import PagedLayer, RequestView, check_layer
@@ -126,8 +126,15 @@ class PackedStep:
             else:
                 self.blocks.append((at, segment))
             at += len(segment.tokens)
-        self.draft_rows = torch.tensor(draft_rows, dtype=torch.int64, device=device)
-        self.draft_lengths = torch.tensor([s.length for s in self.drafts], device=device)
+        self.draft_rows = on_device(draft_rows, device)
+        self.draft_lengths = on_device([s.length for s in self.drafts], device)
+        self._lengths: dict[int, Tensor] = {}
+
+    def length(self, tokens: int) -> Tensor:
+        """Return a number of tokens, `[1]` on the device; layers that ask for the same share it."""
+        if tokens not in self._lengths:
+            self._lengths[tokens] = on_device([tokens], self.device)
+        return self._lengths[tokens]
 
 
 class PackedAttention:
@@ -168,13 +175,16 @@ class PackedAttention:
             out[0, :, step.draft_rows] = drafted
         for at, segment in step.blocks:
             place = slice(at, at + len(segment.tokens))
-            out[:, :, place] = self._block(query[:, :, place], layer, segment, layer_index, options)
+            out[:, :, place] = self._block(
+                query[:, :, place], layer, step, segment, layer_index, options
+            )
         return out.to(dtype)
 
     def _block(
         self,
         query: Tensor,
         layer: PagedLayer,
+        step: PackedStep,
         segment: Segment,
         index: int,
         options: AttentionOptions,
@@ -192,7 +202,7 @@ class PackedAttention:
             query,
             keys,
             values,
-            lengths=torch.tensor([length], device=query.device),
+            lengths=step.length(length),
             return_scores=scored,
             implementation=self.kernels,
             **_arguments(options),

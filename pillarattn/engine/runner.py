@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -323,13 +324,10 @@ class ModelRunner:
 
     def _run_packed(self, segments: list[Segment]) -> PassLogits:
         """Run a pass in which requests attend one after the other."""
-        ids = torch.tensor([t for s in segments for t in s.tokens], device=self.device)
-        places = [p for s in segments for p in range(s.start, s.length)]
-        inputs = {
-            "input_ids": ids.unsqueeze(0),
-            "position_ids": torch.tensor(places, device=self.device).unsqueeze(0),
-        }
-        ends = torch.tensor([len(s.tokens) for s in segments]).cumsum(0).tolist()
+        ids = on_device([t for s in segments for t in s.tokens], self.device)
+        places = on_device([p for s in segments for p in range(s.start, s.length)], self.device)
+        inputs = {"input_ids": ids.unsqueeze(0), "position_ids": places.unsqueeze(0)}
+        ends = list(accumulate(len(s.tokens) for s in segments))
         kept = [
             row for s, end in zip(segments, ends, strict=True) for row in range(end - s.keep, end)
         ]

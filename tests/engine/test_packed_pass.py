@@ -9,6 +9,7 @@ import torch
 
 import pillarattn
 from pillarattn.datatypes import Phase
+from pillarattn.engine import packed_pass
 from pillarattn.engine.config import EngineConfig
 from pillarattn.engine.engine import Engine
 from pillarattn.engine.packed_pass import Segment
@@ -45,6 +46,40 @@ def test_rows_of_requests_do_not_see_each_other(models):
     for logits, (i, begin) in zip(packed, ((0, 0), (2, 6), (1, 4)), strict=True):
         alone = plain(torch.tensor([texts[i]])).logits[0, begin:]
         torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_send_nothing_to_the_device(models, monkeypatch):
+    """A copy that each layer of each request waits for would cost more than its kernels."""
+    run, layers, sent = runner(models()[1]), [], []
+    send = packed_pass.on_device
+
+    def watched(values, device):
+        sent.append(values)
+        return send(values, device)
+
+    monkeypatch.setattr(packed_pass, "on_device", watched)
+    attend, made = run.attention._block, torch.tensor
+
+    def block(*given):
+        layers.append(1)
+        monkeypatch.setattr(torch, "tensor", None)
+        try:
+            # The first layer sends lengths, through what `watched` counts.
+            monkeypatch.setattr(packed_pass, "on_device", lambda v, d: sent.append(v) or made(v))
+            return attend(*given)
+        finally:
+            monkeypatch.setattr(torch, "tensor", made)
+
+    monkeypatch.setattr(run.attention, "_block", block)
+    view, slots = RequestView(run.cache, run.device, reads_keys=False), torch.arange(64)
+    texts = [[1, 2, 3, 4, 5], [6, 7, 8]]
+    run.run([
+        Segment(str(i), Phase.VERIFY, text, 0, view, slots[9 * i : 9 * i + len(text)], keep=1)
+        for i, text in enumerate(texts)
+    ])  # fmt: skip
+    assert len(layers) > 2 and len(layers) % 2 == 0
+    # No drafts, twice, and each length once.
+    assert sent == [[], [], [5], [3]]
 
 
 def test_triton_kernels_read_the_same_pool(triton_device, tiny_model, prompts):
