@@ -81,11 +81,11 @@ PARTS = (
     Part("engine_8b_1", f"{STEPS} --batch 1 --length 16384 --k 7 --variants plain,cruise,baseline",
          100, is_module=True),
     Part("engine_offload", "engine_offload --device cuda --dtype bfloat16 --requests 96 "
-         "--mean-new 600 --longest 1638", 300, is_module=True),
+         "--mean-new 600 --longest 1638", 340, is_module=True),
     Part("engine_map", f"{STEPS} --batch 1,8,32,64,128,256 --length 2048,4096,8192,16384,32768 "
          "--k 7 --rounds 5 --profiled 0 --variants plain,cruise", 600, is_module=True),
-    Part("peers_16", f"{PEERS} --batch 16", 200, is_module=True),
-    Part("peers_64", f"{PEERS} --batch 64", 240, is_module=True),
+    Part("peers_16", f"{PEERS} --batch 16", 300, is_module=True),
+    Part("peers_64", f"{PEERS} --batch 64", 340, is_module=True),
     Part("generate_16", f"{GENERATE} --batch 16 --fixed 0:0.05,8:0.05", 150),
     Part("generate_1", f"{GENERATE} --batch 1 --fixed 0:0.05,8:0.05", 120),
     Part("generate_64", f"{GENERATE} --batch 64 --fixed 0:0.05,8:0.05", 200),

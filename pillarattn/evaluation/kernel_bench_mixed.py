@@ -188,6 +188,11 @@ class ScoredMixedCell(MixedCell):
     """The same step where those that verify leave row scores, by what drafts have left."""
 
     @property
+    def shape(self) -> dict[str, Any]:
+        """Say that rows are scored, which no size does."""
+        return {**super().shape, "scored": True}
+
+    @property
     def bytes(self) -> int:
         """Row scores too, fp32."""
         return super().bytes + self._scores_size * 4

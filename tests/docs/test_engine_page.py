@@ -61,7 +61,7 @@ def test_the_figures_of_the_small_pool_are_those_of_the_record():
     }  # fmt: skip
     assert {"room", "reserve", *EVICTION_POLICIES.names()} <= set(wanted)
     assert {one["different_requests"] for one in runs.values()} == {0}
-    section = PAGE.split("### In the engine itself")[1].split("\n## ")[0]
+    section = PAGE.split("### In the engine itself")[1].split("\n##")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line[:1] == "|"]
     table = {name.strip(): tuple(cell.strip() for cell in cells) for name, *cells in rows[2:]}
     assert table == wanted
@@ -71,6 +71,49 @@ def test_the_figures_of_the_small_pool_are_those_of_the_record():
     assert f"a pool of {runs['reserve']['kv_tokens']} tokens" in text
     least = min(("heat", "lifo", "fifo", "lru", "shortest"), key=lambda n: runs[n]["stalled_steps"])
     assert least == "heat"
+
+
+def test_the_small_pool_of_a_gpu():
+    lines = (RESULTS / "engine_offload_h200.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = {one["variant"]: one for one in map(json.loads, lines)}
+    base = runs["reserve"]["tokens_per_second"]
+    wanted = {
+        name: [
+            f"{one['tokens_per_second']:,.0f}", f"{one['tokens_per_second'] / base:.2f}",
+            f"{one['steps']:,}", f"{one['mean_acting']:.1f}", f"{one['stalled_steps']:,}",
+            f"{one['bytes_out'] / 1e6:,.1f}", str(one["evictions"]), f"{one['mean_accepted']:.2f}",
+        ]
+        for name, one in runs.items()
+    }  # fmt: skip
+    section = PAGE.split("### On one H200")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line[:1] == "|"]
+    table = {n.strip(): [cell.strip(" *") for cell in cells] for n, *cells in rows[2:]}
+    assert table == wanted
+    different = [one["different_requests"] for one in runs.values()]
+    assert f"{min(different)} to {max(different)} requests end in other" in " ".join(
+        section.split()
+    )
+
+
+def test_strict_mode_of_a_gpu():
+    lines = (RESULTS / "strict_engine_h200.jsonl").read_text(encoding="utf-8").splitlines()
+    section = PAGE.split("## Strict mode")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line[:1] == "|"]
+    table: dict[str, list[str]] = {}
+    for name, *cells in rows:
+        table.setdefault(name.strip().split(",")[0], []).extend(
+            c.replace("*", "").strip() for c in cells
+        )
+    for one, name in zip(map(json.loads, lines), ("SmolLM2-135M", "8B shape"), strict=True):
+        pairs = ("strict against strict plain", "strict against strict plain, alone",
+                 "default against plain")  # fmt: skip
+        found = [f"{one[pair]['rows']} of {one[pair]['of']}" for pair in pairs]
+        found += [
+            f"{1e3 * run['seconds'] / run['steps']:.2f}"
+            for run in (one["runs"][n] for n in ("strict plain", "plain", "strict", "default"))
+        ]
+        assert table[name] == found
+        assert one["strict against strict plain"]["rows"] == 0
 
 
 def test_the_shares_of_blocks_are_those_of_the_record():

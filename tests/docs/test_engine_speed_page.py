@@ -161,17 +161,68 @@ def test_the_end_of_a_closed_batch():
     assert f"{ends('b85764c', 256)[0]} and {ends('b85764c', 64)[0]} ms, and" in text
 
 
-def test_the_queue():
+@pytest.mark.parametrize(
+    ("commit", "said"),
+    [
+        ("523d5ab", "{:,.0f} tokens a second plainly and {:,.0f} with drafts, **{:.2f}**"),
+        ("b08f250", "it was {:,.0f} and {:,.0f}, {:.2f}."),
+    ],
+    ids=["now", "before"],
+)
+def test_the_queue(commit, said):
     (record,) = (
         r for r in records("engine_smollm2_h200.jsonl")
         if r["kind"] == "engine-bench" and r["settings"].get("queued") and r["batch"] == 64
-        and r["commit"].startswith("b08f250")
+        and r["commit"].startswith(commit)
     )  # fmt: skip
     plain, drafts = (record["variants"][n] for n in ("plain", "k=4 s=0.05 cruise"))
-    said = "{:,.0f} tokens a second plainly and {:,.0f} with drafts, **{:.2f}**".format(
-        plain["tokens_per_second"], drafts["tokens_per_second"], drafts["speedup"]
+    text = " ".join(PAGE.split())
+    assert (
+        said.format(plain["tokens_per_second"], drafts["tokens_per_second"], drafts["speedup"])
+        in text
     )
-    assert said in " ".join(PAGE.split())
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert commit == "b08f250" or f"{drafts['speedup']:.2f} where a queue" in readme
+
+
+def test_the_map():
+    cells: dict[tuple[int, int], dict[str, dict]] = {}
+    for one in records("engine_map_h200.jsonl"):
+        if one["kind"] == "engine-shapes" and "step_ms" in one:
+            cells.setdefault((one["batch"], one["length"]), {})[one["variant"]] = one
+    # A step of more than a second has compiled.
+    assert cells.pop((1, 2048))["cruise"]["most_step_ms"] > 1000
+    section = PAGE.split("### Where drafts pay")[1].split("\n## ")[0]
+    shown = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines() if line[:1] == "|"
+    ]  # fmt: skip
+    wanted, near = [], []
+    for (batch, length), found in cells.items():
+        plain, drafts = found["plain"], found["cruise"]
+        gain = drafts["tokens_per_second"] / plain["tokens_per_second"]
+        expected = drafts["predicted"]["kernels"]
+        assert max(plain["most_step_ms"], drafts["most_step_ms"]) < 60
+        steps = [f"{one['step_ms']:.2f}" for one in (plain, drafts)]
+        wanted.append(
+            [str(batch), f"{length:,}", *steps]
+            + [f"{number:.2f}" for number in (gain, expected, gain / expected)]
+        )
+        near.append(gain / expected)
+    assert shown[2:] == wanted
+    text = " ".join(section.split())
+    assert f"up to {100 * (1 - min(near)):.0f} % short" in text
+    assert f"is {sum(one >= 0.85 for one in near)} of these {len(near)} cells" in text
+
+
+def test_gaps_where_tokens_part():
+    one = records("strict_engine_h200.jsonl")[0]
+    found = one["default against plain"]
+    said = "where they part the two tokens' logits are {:.2f} apart (median) and {:.2f} at most"
+    assert said.format(found["median_gap"], found["largest_gap"]) in " ".join(PAGE.split())
+    assert (
+        f"{found['rows']} end otherwise" in PAGE and one["strict against strict plain"]["rows"] == 0
+    )
 
 
 def test_smollm2_shapes():

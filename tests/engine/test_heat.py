@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -149,3 +151,27 @@ def test_it_cruises_where_there_is_room(cruising, prompts, alone):
     outputs = run.generate(prompts, SamplingParams(max_tokens=NEW))
     assert [o.token_ids for o in outputs] == [alone(p, NEW) for p in prompts]
     assert run.cruised > NEW // 2
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_cruises_and_cold_blocks_by_turns(cruising, long_prompts, alone, seed):
+    """Requests come and go while blocks do: each text is right, and nothing is lost."""
+    chance, wanted, done = random.Random(seed), {}, {}
+    run = cruising(**{**SMALL, "k": chance.choice([5, 8]), "kv_tokens": 144, "block_size": 1})
+    for _ in range(150):
+        if chance.random() < 0.5 and len(run.requests) < 5 and len(wanted) < 12:
+            prompt, new = chance.choice(long_prompts), chance.randint(20, NEW)
+            wanted[run.add_request(prompt, SamplingParams(max_tokens=new))] = prompt, new
+        elif chance.random() < 0.02 and run.requests:
+            name = chance.choice(sorted(run.requests))
+            prompt, _ = wanted.pop(name)
+            found = run.abort(name).token_ids
+            assert found == alone(prompt, NEW)[: len(found)]
+        done |= {o.request_id: o for o in run.step() if o.finished}
+        run.scheduler.check()
+    while run.has_unfinished:
+        done |= {o.request_id: o for o in run.step() if o.finished}
+    for name, (prompt, new) in wanted.items():
+        assert done[name].token_ids == alone(prompt, NEW)[:new]
+    assert run.cruised > 0 and run.stats.cooled > 0
+    assert run.scheduler.pool.used == run.scheduler.host.used == 0

@@ -22,6 +22,7 @@ from pillarattn.evaluation.kernel_bench_selection import (
     PooledCell,
 )
 from pillarattn.evaluation.kernel_bench_timing import Timing
+from pillarattn.evaluation.kernel_table import shape_label
 from pillarattn.kernels.draft_attention.tiles import DraftTiles
 from pillarattn.kernels.mixed_attention.tiles import MixedTiles
 from pillarattn.kernels.topk_select.tiles import SelectTiles
@@ -104,6 +105,12 @@ def test_scores_are_timed_beside_a_second_read(on_the_cpu) -> None:
     torch.testing.assert_close(near.sum(-1).mean(), torch.ones(()), rtol=0.5, atol=0)
     assert cell._output_error(given, out) < 5e-3
     assert cell.bytes > MixedCell(2, 48).bytes
+
+
+def test_no_two_cells_are_one_line_of_a_table() -> None:
+    every = [*cells(kernel_bench.OPS), *kernel_bench._further_cells(kernel_bench.OPS, quick=False)]
+    lines = [(cell.op, shape_label(cell.shape)) for cell in every]
+    assert len(lines) == len(set(lines))
 
 
 def test_every_cell_compiles_ahead_as_a_small_one() -> None:
