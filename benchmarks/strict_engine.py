@@ -1,7 +1,7 @@
 """Tokens of the engine in half precision, strict and not, and what strict mode costs.
 
     CUBLASLT_WORKSPACE_SIZE=1 python -m benchmarks.strict_engine --batch 64 --new-tokens 512 \\
-        --out benchmarks/results/strict_h200.jsonl
+        --out benchmarks/results/strict_engine_h200.jsonl
 
 Strict: requests that differ between drafts and none, and between a full batch and each one alone;
 there must be none. Default: requests that differ between drafts and none, and with greedy decoding
