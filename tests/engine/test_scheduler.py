@@ -268,6 +268,17 @@ def test_drafts_that_come_at_once_are_verified_in_the_next_step():
         run.scheduler.proposed("a", 3)
 
 
+def test_heat_that_was_measured_last_stays():
+    run = Run(SchedulerConfig(num_blocks=100))
+    run.add("a", prompt=10, new=6, k=4, proposes=True)
+    run.step()
+    for heat, kept in (((0.25, 0.75), (0.25, 0.75)), ((), (0.25, 0.75)), ((1.0,), (1.0,))):
+        run.scheduler.proposed("a", 0)
+        run.scheduler.plan()
+        run.scheduler.verified("a", 1, heat)
+        assert run.scheduler.entries["a"].heat == kept
+
+
 def test_priority_goes_before_arrival_and_a_first_that_does_not_fit_blocks():
     run = Run(SchedulerConfig(num_blocks=10, max_batch=8))
     run.add("runs", prompt=80, new=20)
